@@ -1,0 +1,55 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+.PHONY: help demo test test-all lint docs bench-check peers clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "posterity needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone: a range that admits other releases would take a build of several GB
+$(VENV)/.torch: | $(VENV)/bin/python
+	$(BIN)/pip install -q $(TORCH)
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt $(VENV)/.torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo ## five ways of knowing how sure a network is, on handwritten digits
+	$(BIN)/posterity demo
+
+test: $(VENV)/.dev ## the fast tests, under 10 minutes on 2 cores
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev ## every test
+	$(PYTEST)
+
+lint: $(VENV)/.dev ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.dev ## the pages under docs/: their examples run, their links lead somewhere
+	$(BIN)/python -m pytest -q -p no:randomly --doctest-glob='*.md' README.md docs tests/test_docs.py
+
+bench-check: $(VENV)/.dev ## the committed figures against their thresholds
+	$(BIN)/posterity bench --check
+
+peers: ## the other libraries, in an environment of their own, for `posterity bench NAME --peers`
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install -q $(TORCH)
+	.venv-peers/bin/pip install -q -r benchmarks/peers-requirements.txt
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .venv-peers posterity-demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
