@@ -1,0 +1,73 @@
+"""A bare log density as a problem: what samplers and variational methods are tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.errors import CompatibilityError
+from posterity.problem.priors import Flat, Prior
+from posterity.problem.problem import Info, stacked_nlls
+from posterity.random import Random
+from posterity.tree import Tree, clone, squared_norms
+
+__all__ = ["Density"]
+
+
+class Density:
+    """An unnormalised log density over a tree of tensors.
+
+        U(theta) = -log p(theta):  data_size 1, data_weight 1, a flat prior
+
+    Args:
+        log_density: takes a Tree, returns a scalar tensor; differentiable.
+        start: tensors of the right shapes and dtype, where algorithms start.
+
+    >>> target = Density(lambda t: -0.5 * (t["x"] - 2.0).square().sum(), {"x": torch.zeros(3)})
+    >>> value, gradient, _ = target.nll(target.start(), None, Random(0))
+    >>> value.item(), gradient["x"].tolist()
+    (6.0, [-2.0, -2.0, -2.0])
+    """
+
+    data_size = 1
+    data_weight = 1.0
+    idle: frozenset[str] = frozenset()
+
+    def __init__(self, log_density: Callable[[Tree], Tensor], start: Mapping[str, Tensor]) -> None:
+        self.log_density = log_density
+        self._start = clone(start)
+        self.prior: Prior = Flat()
+
+    def start(self) -> Tree:
+        return clone(self._start)
+
+    def starts(self, members: int, init: str, random: Random) -> list[Tree]:
+        return [self.start() for _ in range(members)]
+
+    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
+        plain = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
+        with torch.enable_grad():
+            value = -self.log_density(plain)
+        found = torch.autograd.grad(value, list(plain.values()), allow_unused=True)
+        gradient = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(plain.items(), found)}
+        norm = squared_norms({name: leaf.unsqueeze(0) for name, leaf in gradient.items()}).sqrt()
+        value = value.detach()
+        return value, gradient, Info(value[None], norm, torch.isfinite(value)[None] & torch.isfinite(norm), {})
+
+    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
+        return stacked_nlls(self, thetas, batches, randoms)
+
+    def outputs(self, theta: Tree, inputs: Any, random: Random | None = None, train: bool = False) -> Any:
+        raise CompatibilityError("a bare density has no network, hence no outputs")
+
+    def hvp(self, theta: Tree, batch: Any, random: Random, vector: Tree) -> Tree:
+        names = list(theta)
+
+        def log_density(*values: Tensor) -> Tensor:
+            return -self.log_density(dict(zip(names, values)))
+
+        _, product = torch.autograd.functional.hvp(log_density, tuple(theta.values()), tuple(vector[n] for n in names))
+        return dict(zip(names, product))

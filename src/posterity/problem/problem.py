@@ -1,0 +1,280 @@
+"""What is inferred: a network, a likelihood and a prior, with the one scale that all algorithms share.
+
+    U(theta) = -log p(theta) - w * (N / B) * sum over the batch of log p(y | x, theta)
+
+A problem gives algorithms the MEAN negative log-likelihood of a batch and its gradient: no prior, no N. N is `data_size`,
+w is `data_weight` (1 is Bayes' rule; w * N is the effective number of rows).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from posterity.errors import CompatibilityError, DataError
+from posterity.problem.batches import Batch, Reader, to_device
+from posterity.problem.carrier import leaves, rebuild
+from posterity.problem.likelihoods import Likelihood, likelihood_from
+from posterity.problem.network import Network
+from posterity.problem.priors import Prior, prior_from
+from posterity.random import Random
+from posterity.tree import BUFFER, LIKELIHOOD, Tree, clone, pick, squared_norms, weights
+
+__all__ = ["Info", "NetworkProblem", "Problem", "batch_rows", "stacked_nlls"]
+
+
+class Info(NamedTuple):
+    """What a person wants to watch of one step, per member."""
+
+    nll: Tensor  # [members] mean negative log-likelihood of the batch, nats per row
+    gradient_norm: Tensor  # [members] before clipping
+    finite: Tensor  # [members] bool: the loss and its gradient are finite
+    buffers: Tree  # [members, ...] new values of the buffers that the forward changed
+    extra: dict[str, Tensor] = {}  # an algorithm's own numbers, () or [members]  # noqa: RUF012
+
+
+class Problem(Protocol):
+    """Two kinds: `NetworkProblem` and `Density`."""
+
+    data_size: int
+    data_weight: float
+
+    @property
+    def prior(self) -> Prior:
+        """Bound to the tensors of this problem."""
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Trainable tensors that a forward never reaches: their posterior is their prior."""
+
+    def start(self) -> Tree:
+        """The weights that the user's module has, with its changing buffers and the likelihood's own parameters."""
+
+    def starts(self, members: int, init: str, random: Random) -> list[Tree]:
+        """One start per member: the first is `start`; the others are fresh (`init="reset"`) or the same."""
+
+    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
+        """() mean negative log-likelihood over the rows, its gradient, and Info with a leading axis of one."""
+
+    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
+        """[K] and [K, ...] the same for K members, each with its own batch and randomness."""
+
+    def outputs(self, theta: Tree, inputs: Any, random: Random | None = None, train: bool = False) -> Any:
+        """What the network says under `theta`."""
+
+    def hvp(self, theta: Tree, batch: Any, random: Random, vector: Tree) -> Tree:
+        """The Hessian of the mean negative log-likelihood times `vector`."""
+
+
+def stacked_nlls(
+    problem: Problem, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]
+) -> tuple[Tensor, Tree, Info]:
+    """`nlls` as a loop over the members; their gradients land in one allocation."""
+    members = len(batches)
+    gradients: Tree = {}
+    infos = []
+    for k, (batch, random) in enumerate(zip(batches, randoms)):
+        _, gradient, info = problem.nll({name: leaf[k] for name, leaf in thetas.items()}, batch, random)
+        infos.append(info)
+        if members == 1:
+            gradients = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
+            break
+        for name, leaf in gradient.items():
+            gradients.setdefault(name, leaf.new_empty((members, *leaf.shape)))[k].copy_(leaf)
+    return torch.cat([info.nll for info in infos]), gradients, _cat(infos)
+
+
+def _cat(infos: list[Info]) -> Info:
+    if len(infos) == 1:
+        return infos[0]
+    return Info(
+        torch.cat([info.nll for info in infos]),
+        torch.cat([info.gradient_norm for info in infos]),
+        torch.cat([info.finite for info in infos]),
+        {name: torch.cat([info.buffers[name] for info in infos]) for name in infos[0].buffers},
+        {name: torch.cat([info.extra[name] for info in infos]) for name in infos[0].extra},
+    )
+
+
+class NetworkProblem:
+    """A network with a likelihood and a prior.
+
+    Args:
+        module: any `nn.Module` (never changed), or a `Network`.
+        likelihood: a name ("categorical", "gaussian", ...) or a `Likelihood`.
+        prior: a `Prior`, or the std of a normal one.
+        data_size: N, the number of rows that the posterior is about, > 0.
+        data_weight: w > 0; every row counts w times.
+        reader: how raw batches are read.
+        precision: "float32" or "bf16" (autocast of the forward; weights, gradients and posterior stay float32).
+        clip: largest Euclidean norm of the gradient of the mean loss, or None. Clipping biases samplers.
+
+    Raises:
+        DataError: N or w out of range.
+        CompatibilityError: nothing to infer, an unknown precision.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Network,
+        likelihood: Likelihood | str,
+        prior: Prior | str | float = 1.0,
+        *,
+        data_size: int,
+        data_weight: float = 1.0,
+        reader: Reader | None = None,
+        precision: str = "float32",
+        clip: float | None = None,
+    ) -> None:
+        if data_size < 1:
+            raise DataError(f"data_size must be at least 1 row, got {data_size}")
+        if not (math.isfinite(data_weight) and data_weight > 0):
+            raise DataError(f"data_weight must be finite and > 0, got {data_weight}")
+        if precision not in ("float32", "bf16"):
+            raise CompatibilityError(f"precision must be 'float32' or 'bf16', got {precision!r}")
+        if clip is not None and not clip > 0:
+            raise CompatibilityError(f"clip must be > 0, got {clip}")
+        self.network = module if isinstance(module, Network) else Network(module)
+        self.likelihood = likelihood_from(likelihood)
+        self.data_size = data_size
+        self.data_weight = data_weight
+        self.reader = reader or Reader()
+        self.precision = precision
+        self.clip = clip
+        self.idle: frozenset[str] = frozenset()
+        self.prior = prior_from(prior).bind(self.start())
+
+    # --- starting points -------------------------------------------------------------------------------------------
+
+    def start(self) -> Tree:
+        network = self.network
+        own = {LIKELIHOOD + name: leaf.to(network.device) for name, leaf in self.likelihood.parameters().items()}
+        buffers = {BUFFER + name: network.buffers[name] for name in sorted(network.changing)}
+        return clone({**network.trainable, **own, **buffers})
+
+    def starts(self, members: int, init: str, random: Random) -> list[Tree]:
+        if init not in ("reset", "same"):
+            raise CompatibilityError(f"members start by 'reset' or at the 'same' weights, got {init!r}")
+        own = self.start()
+        if init == "same":
+            return [clone(own) for _ in range(members)]
+        fresh = [self.network.reset(own, random.fold(k), warn=k == 1) for k in range(1, members)]
+        return [own, *fresh]
+
+    def probe(self, batch: Any, random: Random) -> None:
+        """One training forward and backward before the first step.
+
+        Finds the buffers that a forward changes and the weights that it never reaches, and lets every misfit of batch,
+        network and likelihood speak up before anything is trained or written.
+        """
+        batch = self.read(batch)
+        self.network.probed = False
+        theta = self.start()
+        plain = {name: leaf.requires_grad_() for name, leaf in leaves(weights(theta)).items()}
+        loss, _ = self._loss(rebuild(plain), pick(theta, BUFFER), batch, random)
+        self.network.probed = True
+        if not loss.requires_grad:
+            raise CompatibilityError("the loss does not depend on any trainable weight: is the forward under no_grad?")
+        found = torch.autograd.grad(loss, list(plain.values()), allow_unused=True)
+        reached = {name for name, gradient in zip(plain, found) if gradient is not None}
+        self.idle = frozenset(name for name in plain if name not in reached and not name.startswith(LIKELIHOOD))
+
+    # --- what algorithms call --------------------------------------------------------------------------------------
+
+    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
+        parts = [self.read(part) for part in batch] if isinstance(batch, list) else [self.read(batch)]
+        rows = sum(part.rows for part in parts)
+        buffers = pick(theta, BUFFER)
+        plain = {name: leaf.detach().requires_grad_() for name, leaf in leaves(weights(theta)).items()}
+        total = torch.zeros((), device=self.network.device)
+        gradient: Tree = {}
+        for i, part in enumerate(parts):
+            stream = random.fold("forward") if i == 0 else random.fold(f"forward {i}")
+            loss, changed = self._loss(rebuild(plain), buffers, part, stream)
+            buffers = {**buffers, **changed}
+            share = part.rows / rows
+            found = torch.autograd.grad(
+                loss * share if len(parts) > 1 else loss, list(plain.values()), allow_unused=True
+            )
+            total = total + loss.detach() * share
+            for (name, leaf), new in zip(plain.items(), found):
+                new = torch.zeros_like(leaf) if new is None else new
+                gradient[name] = gradient[name].add_(new) if name in gradient else new
+        with torch.no_grad():
+            total, gradient, norm = total.float(), rebuild(gradient), self._norm(gradient)
+            finite = torch.isfinite(total) & torch.isfinite(norm)
+            if self.clip is not None and bool(norm > self.clip):
+                gradient = {name: leaf.mul_(self.clip / norm) for name, leaf in gradient.items()}
+        kept = {BUFFER + name: value.unsqueeze(0) for name, value in buffers.items()}
+        return total, gradient, Info(total[None], norm[None], finite[None], kept)
+
+    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
+        return stacked_nlls(self, thetas, batches, randoms)
+
+    def outputs(self, theta: Tree, inputs: Any, random: Random | None = None, train: bool = False) -> Any:
+        if isinstance(inputs, Batch):
+            inputs = inputs.inputs
+        args, kwargs = self.network.arguments(to_device(inputs, self.network.device))
+        named = {n: leaf for n, leaf in theta.items() if not n.startswith((LIKELIHOOD, BUFFER))}
+        with nullcontext() if random is None else random.forked(), self._autocast():
+            outputs, _ = self.network.call(named, pick(theta, BUFFER), args, kwargs, train=train)
+        return outputs
+
+    def hvp(self, theta: Tree, batch: Any, random: Random, vector: Tree) -> Tree:
+        plain = {name: leaf.detach().requires_grad_() for name, leaf in weights(theta).items()}
+        loss, _ = self._loss(plain, pick(theta, BUFFER), self.read(batch), random.fold("forward"))
+        first = torch.autograd.grad(loss, list(plain.values()), create_graph=True, allow_unused=True)
+        along = [(g * vector[n]).sum() for n, g in zip(plain, first) if g is not None and g.requires_grad]
+        if not along:
+            return {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
+        second = torch.autograd.grad(torch.stack(along).sum(), list(plain.values()), allow_unused=True)
+        return {n: torch.zeros_like(p) if h is None else h for (n, p), h in zip(plain.items(), second)}
+
+    def row_log_probs(self, theta: Tree, outputs: Any, targets: Any) -> Tensor:
+        """[rows] log p(y | x, theta) in network units, unweighted: validation and Laplace read it."""
+        canonical = self.likelihood.canonical(targets, outputs)
+        return self.likelihood.log_prob(outputs, canonical, pick(theta, LIKELIHOOD))
+
+    def read(self, raw: Any) -> Batch:
+        """A raw batch as `Batch`, on the network's device."""
+        batch = self.reader(raw)
+        device = self.network.device
+        if batch.rows == 0:
+            raise DataError("a batch has no rows")
+        weight = None if batch.weight is None else batch.weight.to(device)
+        return batch._replace(inputs=to_device(batch.inputs, device), weight=weight)
+
+    # --- the loss --------------------------------------------------------------------------------------------------
+
+    def _loss(self, theta: Tree, buffers: Tree, batch: Batch, random: Random) -> tuple[Tensor, Tree]:
+        """() mean over the rows of -weight * log p(y | x, theta), and the changed buffers."""
+        args, kwargs = self.network.arguments(batch.inputs)
+        named = {name: leaf for name, leaf in theta.items() if not name.startswith(LIKELIHOOD)}
+        with torch.enable_grad():
+            with random.forked(), self._autocast():
+                outputs, changed = self.network.call(named, buffers, args, kwargs, train=True)
+            log_prob = self.row_log_probs(theta, outputs, batch.targets)
+            if batch.weight is not None:
+                log_prob = log_prob * batch.weight
+            return -log_prob.sum() / batch.rows, changed
+
+    def _autocast(self) -> Any:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.network.device.type, dtype=torch.bfloat16)
+
+    @staticmethod
+    def _norm(gradient: Mapping[str, Tensor]) -> Tensor:
+        return squared_norms({name: leaf.unsqueeze(0) for name, leaf in leaves(dict(gradient)).items()})[0].sqrt()
+
+
+def batch_rows(batch: Any) -> int:
+    """Rows of one batch, or of the parts of an accumulated one."""
+    if isinstance(batch, list):
+        return sum(batch_rows(part) for part in batch)
+    return batch.rows if isinstance(batch, Batch) else 1
