@@ -1,0 +1,169 @@
+"""The protocol of every algorithm: a frozen dataclass of hyperparameters with init, step and posterior.
+
+    state = algorithm.init(problem, start, random, plan)
+    state, info = algorithm.step(problem, state, batches, random)       # once per batch and member
+    posterior = algorithm.posterior(state)
+
+A State is a NamedTuple of trees and scalar tensors: what the next step needs, and nothing else. Every weight-like leaf has
+a leading member axis, so an ensemble is an algorithm with `members` set. A step may reuse the buffers of the state that
+it is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import PriorError
+from posterity.posterior.posterior import Posterior
+from posterity.problem.priors import Flat, Normal, Prior
+from posterity.problem.problem import Info, Problem
+from posterity.problem.snapshot import Snapshot
+from posterity.random import Random
+from posterity.tree import Tree, clone, stack, weights
+
+__all__ = [
+    "Algorithm",
+    "Plan",
+    "Start",
+    "gaussian_prior",
+    "gradients",
+    "keep_buffers",
+    "potentials",
+    "stacked_start",
+    "varying",
+]
+
+Start = Tree | Snapshot | Sequence[Tree | Snapshot]
+
+
+class Plan(NamedTuple):
+    """What the loop will do."""
+
+    batch_size: int
+    steps: int
+    steps_per_epoch: int
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """Base of all algorithms; each sets `name` and `priors` and says what `step` does and targets."""
+
+    name: ClassVar[str]
+    priors: ClassVar[tuple[type[Prior], ...]] = (Normal,)  # those that it can use
+
+    members: int = 1
+    member_init: str = "reset"  # how members after the first start: "reset" or "same"
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise ValueError(f"members must be at least 1, got {self.members}")
+
+    def stages(self, plan: Plan) -> list[tuple[Algorithm, Plan]]:
+        """The algorithms to run one after the other, each from the last one's snapshots."""
+        return [(self, plan)]
+
+    @abstractmethod
+    def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> Any:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, problem: Problem, state: Any, batches: Sequence[Any], random: Random) -> tuple[Any, Info]:
+        """One update from one independent batch per member; folds `state.step` into `random` itself."""
+
+    @abstractmethod
+    def point(self, state: Any) -> Tree:
+        """[members, ...] the weights that the loop validates: current ones, or the mean of a family."""
+
+    @abstractmethod
+    def posterior(self, state: Any, shards: Posterior | None = None) -> Posterior:
+        """What is known after the last step."""
+
+    def validated(self, state: Any, nll: Tensor) -> Any:
+        """Told the [members] validation NLL of `point(state)`: where best snapshots are kept."""
+        return state
+
+    def watch(self, problem: Problem, state: Any) -> dict[str, float]:
+        """Numbers worth an epoch's line in the history (a KL, a typical std); too dear for every step."""
+        return {}
+
+    def snapshots(self, state: Any) -> list[Tree | Snapshot]:
+        """Where the next stage starts, one per member."""
+        point = self.point(state)
+        return [{name: leaf[k] for name, leaf in point.items()} for k in range(self.members)]
+
+    def emit(self, state: Any) -> Tree | None:
+        """Draws (leading axis: member) that the loop streams to shards, or None."""
+        return None
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """JSON of the fields, for the run's manifest."""
+        return asdict(self)
+
+    def check_prior(self, problem: Problem) -> None:
+        """Raise where the problem's prior is of no class that this algorithm takes."""
+        prior = problem.prior
+        if not isinstance(prior, (*self.priors, Flat) if Flat in self.priors else self.priors):
+            names = " or ".join(prior.name for prior in self.priors)
+            raise PriorError(
+                f"{type(self).__name__} needs a {names} prior, got {prior.name}; pass prior=po.Normal(1.0)"
+            )
+
+
+def gaussian_prior(problem: Problem, name: str) -> tuple[float, Tensor | float]:
+    """(precision, centre) of one tensor under a normal prior; (0, 0) where the prior is flat."""
+    prior = problem.prior
+    if isinstance(prior, Flat):
+        return 0.0, 0.0
+    assert isinstance(prior, Normal)
+    return prior.precision(name), prior.centers.get(name, 0.0)
+
+
+def stacked_start(problem: Problem, start: Start, members: int) -> Tree:
+    """[members, ...] starting weights: one tree for all of them, or one each."""
+    given = list(start) if isinstance(start, Sequence) and not isinstance(start, Snapshot) else [start] * members
+    if len(given) != members:
+        raise ValueError(f"{members} members need as many starts, got {len(given)}")
+    trees = [one.theta if isinstance(one, Snapshot) else one for one in given]
+    if members == 1:
+        return {name: leaf.unsqueeze(0) for name, leaf in clone(trees[0]).items()}
+    return stack(trees)
+
+
+def gradients(
+    problem: Problem, thetas: Tree, batches: Sequence[Any], random: Random, step: int
+) -> tuple[Tensor, Tree, Info]:
+    """[K] mean NLL and its gradient for K members, each on its own batch with its own address of randomness."""
+    randoms = [random.fold("step").fold(k).fold(step) for k in range(len(batches))]
+    return problem.nlls(thetas, batches, randoms)
+
+
+def potentials(
+    problem: Problem, thetas: Tree, batches: Sequence[Any], random: Random, step: int
+) -> tuple[Tensor, Tree, Info]:
+    """[K] U(theta) = -log p(theta) + w N * mean NLL, and its gradient: what samplers move on."""
+    nll, gradient, info = gradients(problem, thetas, batches, random, step)
+    scale = problem.data_weight * problem.data_size
+    pull = problem.prior.gradient(thetas)
+    log_prior = torch.stack(
+        [problem.prior.log_density({n: leaf[k] for n, leaf in thetas.items()}) for k in range(nll.shape[0])]
+    )
+    energy = scale * nll - log_prior.to(nll)
+    return energy, {name: leaf.mul_(scale).sub_(pull[name]) for name, leaf in gradient.items()}, info
+
+
+def keep_buffers(theta: Tree, info: Info) -> None:
+    """Write the buffers that a forward changed into the state, in place, for the members whose step was finite."""
+    for name, value in info.buffers.items():
+        for k in info.finite.nonzero().flatten().tolist():
+            theta[name][k].copy_(value[k])
+
+
+def varying(problem: Problem, theta: Tree) -> Tree:
+    """The leaves that an algorithm updates: trainable weights that a forward reaches, and the likelihood's own."""
+    return {name: leaf for name, leaf in weights(theta).items() if name not in problem.idle}
