@@ -1,0 +1,147 @@
+"""Prediction by draws of the weights, or by their mean.
+
+    p(y | x) = 1/S sum over s of p(y | x, theta_s)
+
+The S draws are shared by all rows. Rows are taken in blocks that fit `max_memory`; within a block every draw is made once,
+passed over the block's batches, and reduced at once, so memory does not grow with S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from posterity.errors import CompatibilityError, DataError
+from posterity.posterior.posterior import Posterior
+from posterity.prediction.predictive import Predictive, reducer
+from posterity.problem.batches import Batch, Reader, check_finite, rows_of, tensors_in
+from posterity.problem.data import Source, as_inputs, source, take
+from posterity.problem.problem import NetworkProblem
+from posterity.random import Random
+from posterity.tree import LIKELIHOOD, Tree, pick
+
+__all__ = ["batches_of", "predict_blocks", "recorded_outputs"]
+
+BATCH_SIZE = 1024
+
+
+def batches_of(x: Any, reader: Reader, batch_size: int | None, targets: bool = False) -> Iterator[Batch]:
+    """Inputs (with `targets`, labelled data) as batches, in order; checked for NaN and infinity.
+
+    Raises:
+        DataError: no rows; NaN or infinity; no targets where they are needed.
+    """
+    if targets and not isinstance(x, DataLoader | Dataset) and isinstance(x, tuple | list) and len(x) == 2:
+        yield from source(tuple(x), reader, "evaluation", batch_size=batch_size or BATCH_SIZE).epoch(Random(0))
+        return
+    if _whole(x):
+        inputs = as_inputs(x)
+        rows = rows_of(inputs)
+        if rows == 0:
+            raise DataError("there are no rows to predict")
+        step = batch_size or BATCH_SIZE
+        for start in range(0, rows, step):
+            part = take(inputs, slice(start, start + step))
+            yield _checked(Batch(part, rows=min(step, rows - start)), start // step)
+        return
+    loader = DataLoader(x, batch_size=batch_size or BATCH_SIZE) if isinstance(x, Dataset) else x
+    if not isinstance(loader, Iterable):
+        raise DataError(f"inputs must be a tensor, array, frame, dict, data set or loader; got {type(x).__name__}")
+    for i, raw in enumerate(Source(loader, reader, "prediction").raw(Random(0).fold("prediction"))):
+        yield _checked(reader(raw, targets=targets), i)
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, torch.Tensor | Mapping | tuple) or hasattr(x, "to_numpy") or hasattr(x, "__array__")
+
+
+def _checked(batch: Batch, index: int) -> Batch:
+    check_finite(batch, f"batch {index}")
+    return batch
+
+
+def predict_blocks(
+    problem: NetworkProblem,
+    posterior: Posterior,
+    batches: Iterable[Batch],
+    *,
+    via: str | None = None,
+    draws: int | None = None,
+    random: Random,
+    temperature: float = 1.0,
+    max_memory: int = 256 * 2**20,
+    keep: str | None = None,
+) -> Iterator[tuple[Predictive, Any]]:
+    """(Predictive, raw targets) for batch after batch, every draw made once per block of them.
+
+    Raises:
+        CompatibilityError: `via` is neither "draws" nor "mean"; the mean of an ensemble; an unknown `keep`.
+    """
+    if keep not in (None, "draws"):
+        raise CompatibilityError(f"keep must be 'draws' or nothing, got {keep!r}")
+    via, sets = _weight_sets(posterior, via, draws, random)
+    for block in _blocks(batches, max_memory):
+        reducers = [reducer(problem.likelihood, temperature, keep_draws=keep == "draws") for _ in block]
+        with torch.inference_mode(), problem.network.session(train=False):
+            for i, theta in enumerate(sets()):
+                own = pick(theta, LIKELIHOOD)
+                for batch, reduced in zip(block, reducers):
+                    reduced.add(problem.outputs(theta, batch, random.fold("forward").fold(i)), own)
+        for batch, reduced in zip(block, reducers):
+            yield reduced.result(via=via), batch.targets
+
+
+def recorded_outputs(
+    problem: NetworkProblem,
+    posterior: Posterior,
+    batches: Iterable[Batch],
+    *,
+    via: str | None = None,
+    draws: int | None = None,
+    random: Random,
+) -> list[tuple[list[tuple[Any, Tree]], Any]]:
+    """For each batch: the network's outputs under every draw with that draw's likelihood parameters, and raw targets.
+
+    All of it is held: rows x draws x outputs. For fits on predictions, which read them many times.
+    """
+    _, sets = _weight_sets(posterior, via, draws, random)
+    held = list(batches)
+    recorded: list[tuple[list[tuple[Any, Tree]], Any]] = [([], batch.targets) for batch in held]
+    for theta in sets():
+        own = pick(theta, LIKELIHOOD)
+        with torch.inference_mode(), problem.network.session(train=False):
+            for batch, (outputs, _) in zip(held, recorded):
+                outputs.append((problem.outputs(theta, batch), own))
+    return recorded
+
+
+def _weight_sets(
+    posterior: Posterior, via: str | None, draws: int | None, random: Random
+) -> tuple[str, Callable[[], Iterator[Tree]]]:
+    """The way that was chosen, and a function that gives its weight sets from the first on."""
+    via = via or ("mean" if posterior.finite == 1 else "draws")
+    if via not in ("draws", "mean"):
+        raise CompatibilityError(f"via must be 'draws' or 'mean', got {via!r}")
+    if draws is not None and draws < 1:
+        raise CompatibilityError(f"draws must be at least 1, got {draws}")
+    if via == "mean":
+        mean = posterior.mean()
+        return via, lambda: iter([mean])
+    return via, lambda: posterior.draws(draws, random.fold("draw"))
+
+
+def _blocks(batches: Iterable[Batch], max_memory: int) -> Iterator[list[Batch]]:
+    block: list[Batch] = []
+    held = 0
+    for batch in batches:
+        size = sum(tensor.nbytes for _, tensor in tensors_in(batch.inputs))
+        if block and held + size > max_memory:
+            yield block
+            block, held = [], 0
+        block.append(batch)
+        held += size
+    if block:
+        yield block
