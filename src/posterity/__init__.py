@@ -1,0 +1,101 @@
+"""posterity: any PyTorch network, made to say how sure it is.
+
+>>> import torch, posterity as po
+>>> x = torch.linspace(-1, 1, 40)[:, None]
+>>> model = po.fit(torch.nn.Linear(1, 1), (x, 3 * x[:, 0] + 1), "gaussian", epochs=1, seed=0)
+>>> model.predict(torch.zeros(2, 1)).mean.shape
+torch.Size([2])
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from posterity.errors import (
+    CompatibilityError,
+    DataError,
+    NonFiniteError,
+    PosterityError,
+    PosterityWarning,
+    PriorError,
+    ShapeError,
+    StorageError,
+)
+from posterity.evaluation.evaluate import evaluate
+from posterity.evaluation.evaluation import Evaluation
+from posterity.inference.algorithm import Algorithm, Plan
+from posterity.inference.ensemble import DeepEnsemble, Ensemble
+from posterity.inference.ivon import IVON
+from posterity.inference.laplace import LastLayerLaplace
+from posterity.inference.map import MAP
+from posterity.inference.mean_field import MeanFieldVI
+from posterity.inference.schedule import Cosine
+from posterity.model import BayesianModel, load
+from posterity.posterior.posterior import Posterior
+from posterity.prediction.predictive import Predictive
+from posterity.problem.densities import Density
+from posterity.problem.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Heteroscedastic,
+    Likelihood,
+    Multilabel,
+    Poisson,
+    StudentT,
+    Tokens,
+)
+from posterity.problem.priors import Laplace, Normal, Prior, ScaleMixture
+from posterity.problem.problem import Info, NetworkProblem, Problem
+from posterity.problem.snapshot import Snapshot
+from posterity.random import Random
+from posterity.training.fit import fit
+
+try:
+    __version__ = version("posterity")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "IVON",
+    "MAP",
+    "Algorithm",
+    "BayesianModel",
+    "Bernoulli",
+    "Categorical",
+    "CompatibilityError",
+    "Cosine",
+    "DataError",
+    "DeepEnsemble",
+    "Density",
+    "Ensemble",
+    "Evaluation",
+    "Gaussian",
+    "Heteroscedastic",
+    "Info",
+    "Laplace",
+    "LastLayerLaplace",
+    "Likelihood",
+    "MeanFieldVI",
+    "Multilabel",
+    "NetworkProblem",
+    "NonFiniteError",
+    "Normal",
+    "Plan",
+    "Poisson",
+    "Posterior",
+    "PosterityError",
+    "PosterityWarning",
+    "Predictive",
+    "Prior",
+    "PriorError",
+    "Problem",
+    "Random",
+    "ScaleMixture",
+    "ShapeError",
+    "Snapshot",
+    "StorageError",
+    "StudentT",
+    "Tokens",
+    "evaluate",
+    "fit",
+    "load",
+]

@@ -1,0 +1,5 @@
+"""posterity on the command line: `python -m posterity`."""
+
+from posterity.interfaces.cli import main
+
+main()

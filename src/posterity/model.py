@@ -1,0 +1,293 @@
+"""`BayesianModel`: a network, a problem and a posterior. What `fit` returns, and what a run folder holds."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posterity.errors import CompatibilityError, DataError, StorageError
+from posterity.history import History
+from posterity.posterior.draws import Streamed
+from posterity.posterior.files import FileRecord, strict_json
+from posterity.posterior.posterior import Posterior, posterior_from
+from posterity.posterior.shards import ShardWriter, load_draws
+from posterity.posterior.storage import load_json, load_manifest, load_tree, records, save_run
+from posterity.prediction.draws import batches_of, predict_blocks, recorded_outputs
+from posterity.prediction.predictive import Predictive, concat
+from posterity.prediction.temperature import fit_temperature
+from posterity.problem.batches import Reader
+from posterity.problem.likelihoods import likelihood_from_json
+from posterity.problem.network import Network
+from posterity.problem.priors import prior_from_json
+from posterity.problem.problem import NetworkProblem
+from posterity.problem.snapshot import Snapshot
+from posterity.random import Random
+from posterity.tree import BUFFER, LIKELIHOOD, Tree, pick
+
+__all__ = ["BayesianModel", "load", "load_snapshots"]
+
+
+class BayesianModel:
+    """A fitted posterior over the weights of a network.
+
+    Attributes:
+        problem: network, likelihood, prior, N, data_weight.
+        posterior: what is known of the weights.
+        settings: everything the fit was told, in JSON; `settings["seed"]` addresses the draws of `predict`.
+        history: a list of one dict per epoch (`.to_frame()` with the tables extra).
+        temperature, calibration: what `calibrate` found, and the NLL before and after; 1 and None before.
+        snapshots: weights with the optimizer's statistics, one per member, where the method keeps them.
+    """
+
+    def __init__(
+        self,
+        problem: NetworkProblem,
+        posterior: Posterior,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        history: Sequence[dict[str, Any]] = (),
+        snapshots: Sequence[Snapshot] = (),
+        temperature: float = 1.0,
+    ) -> None:
+        self.problem = problem
+        self.posterior = posterior
+        self.settings = dict(settings or {})
+        self.history = history if isinstance(history, History) else History(history)
+        self.snapshots = list(snapshots)
+        self.temperature = temperature
+        self.calibration: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        method = self.settings.get("method", self.posterior.kind)
+        return (
+            f"BayesianModel({method}, {self.problem.likelihood.name}, N={self.problem.data_size}, "
+            f"data_weight={self.problem.data_weight:g}, temperature={self.temperature:.4g})"
+        )
+
+    # --- what is said ----------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: Any,
+        via: str | None = None,
+        draws: int | None = None,
+        *,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        max_memory: int = 256 * 2**20,
+        keep: str | None = None,
+    ) -> Predictive:
+        """Predict with uncertainty.
+
+        The weight draws are shared by all rows and addressed by (seed of the fit, draw): rows do not depend on the others
+        in their batch, and two calls agree, also after a load.
+
+        Args:
+            x: a tensor, array, frame of numbers, dict or tuple of inputs, data set or loader (targets in it are ignored).
+            via: "draws" or "mean" (one pass with the posterior's mean weights). By default draws, and the mean of a point.
+            draws: how many; all of a finite posterior, else 32, unless given. A finite posterior has no more than it has.
+            seed: other draws than those of the fit's own seed.
+            batch_size: rows per pass where `x` brings no batches; 1024 unless given.
+            max_memory: bytes of inputs that are held at once; the draws are made again for every such block.
+            keep: "draws" to keep each draw's own outputs, `[draw, row, ...]`.
+
+        Raises:
+            DataError: NaN or infinity in `x`, no rows.
+            CompatibilityError: an unknown `via`, or the mean of an ensemble.
+        """
+        options = {"via": via, "draws": draws, "max_memory": max_memory, "keep": keep}
+        parts = [pred for pred, _ in self._blocks(x, False, seed=seed, batch_size=batch_size, **options)]
+        if not parts:
+            raise DataError("there are no rows to predict")
+        return concat(parts)
+
+    def predict_blocks(self, x: Any, **options: Any) -> Iterator[Predictive]:
+        """As `predict`, batch by batch: memory does not grow with the rows."""
+        yield from (pred for pred, _ in self._blocks(x, False, **options))
+
+    def predict_with_targets(self, data: Any, **options: Any) -> Iterator[tuple[Predictive, Any]]:
+        """Predictions and raw targets of labelled data, batch by batch; options as in `predict`.
+
+        Raises:
+            DataError: batches without targets.
+        """
+        yield from self._blocks(data, True, **options)
+
+    def _blocks(
+        self, data: Any, targets: bool, *, seed: int | None = None, batch_size: int | None = None, **options: Any
+    ) -> Iterator[tuple[Predictive, Any]]:
+        random = Random(int(self.settings.get("seed", 0)) if seed is None else seed)
+        batches = batches_of(data, self.problem.reader, batch_size, targets)
+        options = {"temperature": self.temperature, **options}
+        return predict_blocks(self.problem, self.posterior, batches, random=random, **options)
+
+    def calibrate(
+        self, data: Any, *, via: str | None = None, draws: int | None = None, batch_size: int | None = None
+    ) -> BayesianModel:
+        """Fit one temperature on held-out data by its NLL; predictions use it from now on.
+
+        Logits are divided by it, stds multiplied by its root. Guo et al. (2017). The NLL before and after is in
+        `calibration`. The outputs of all rows and draws are held while it is fitted.
+
+        Args:
+            data: labelled rows that were not trained on.
+            via, draws, batch_size: as in `predict`.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            DataError: no rows, or targets that cannot be used.
+            CompatibilityError: a likelihood without a temperature (Poisson).
+        """
+        batches = batches_of(data, self.problem.reader, batch_size, targets=True)
+        random = Random(int(self.settings.get("seed", 0)))
+        recorded = recorded_outputs(self.problem, self.posterior, batches, via=via, draws=draws, random=random)
+        self.temperature, self.calibration = fit_temperature(self.problem.likelihood, recorded)
+        return self
+
+    # --- what is kept ----------------------------------------------------------------------------------------------
+
+    def to_module(self, into: nn.Module) -> nn.Module:
+        """Put the posterior's mean weights, the buffers and the frozen tensors into a fresh network of the same kind.
+
+        Raises:
+            CompatibilityError: the mean of an ensemble, or a network with other tensors.
+        """
+        mean = self.posterior.mean()
+        network = self.problem.network
+        if into is network.module:
+            raise CompatibilityError("into= must be a fresh network: the one that was fitted is never changed")
+        state = {**network.constants, **{n: v for n, v in mean.items() if not n.startswith((BUFFER, LIKELIHOOD))}}
+        state |= pick(mean, BUFFER)
+        own = {**dict(into.named_parameters()), **dict(into.named_buffers())}
+        _same_network({n: tuple(v.shape) for n, v in state.items()}, {n: tuple(v.shape) for n, v in own.items()})
+        with torch.no_grad():
+            for name, value in state.items():
+                own[name].copy_(value)
+        return into
+
+    def starting_points(self) -> list[Snapshot | Tree]:
+        """Where another fit can start from: the snapshots, or the members, or the mean weights."""
+        if self.snapshots:
+            return list(self.snapshots)
+        finite = self.posterior.finite
+        return [self.posterior.mean()] if finite is None else list(self.posterior.draws(finite, Random(0)))
+
+    def save(self, folder: str | os.PathLike[str], shards: Mapping[str, FileRecord] | None = None) -> None:
+        """Write the run to a folder; killed at any moment, it holds the whole old run or the whole new one.
+
+        Raises:
+            StorageError: the folder holds something foreign, or the disk is full.
+        """
+        if shards is None and isinstance(self.posterior, Streamed):
+            writer = ShardWriter(folder)
+            for draw in self.posterior.reader:
+                writer.append(draw)
+            shards = writer.close()
+        trees: dict[str, Tree] = {"posterior": self.posterior.tensors(), "network": self.problem.network.constants}
+        prior = getattr(self.problem.prior, "centers", {})
+        if prior:
+            trees["prior"] = dict(prior)
+        for k, snapshot in enumerate(self.snapshots):
+            trees[f"snapshot-{k:03d}"] = snapshot.flat()
+        manifest = {
+            **self.settings,
+            "posterior": {"kind": self.posterior.kind, "meta": self.posterior.meta()},
+            "history": list(self.history),
+            "versions": _versions(),
+        }
+        extra = {"calibration": {"temperature": self.temperature, **(self.calibration or {})}}
+        save_run(folder, strict_json(manifest, null=True), trees, extra, shards)
+
+
+def load(
+    folder: str | os.PathLike[str], network: nn.Module, *, output: Any = None, device: torch.device | str | None = None
+) -> BayesianModel:
+    """A saved run with its network, which brings the code (its weights are not used and not changed).
+
+    Args:
+        folder: what `fit(out=...)` or `save` wrote.
+        network: a module of the same architecture.
+        output: as in `fit`, where the network has several outputs.
+        device: where to compute.
+
+    Raises:
+        StorageError: nothing there, truncated, corrupt, foreign, or written by a newer version.
+        CompatibilityError: the network has other tensors than the run; the first differences are named.
+    """
+    manifest = load_manifest(folder)
+    net = Network(network, output=output, device=device)
+    saved = {name: tuple(shape) for name, shape in manifest["network"].items()}
+    _same_network(saved, {name: tuple(leaf.shape) for name, leaf in net.trainable.items()})
+    constants = load_tree(folder, "network")
+    _same_network(
+        {name: tuple(leaf.shape) for name, leaf in constants.items()},
+        {name: tuple(leaf.shape) for name, leaf in net.constants.items()},
+    )
+    net.replace_constants(constants)
+    names = records(folder)
+    prior = prior_from_json(manifest["prior"], load_tree(folder, "prior") if "prior" in names else None)
+    problem = NetworkProblem(
+        net, likelihood_from_json(manifest["likelihood"]), prior, data_size=manifest["data_size"],
+        data_weight=manifest["data_weight"], reader=Reader(**manifest["reader"]), precision=manifest["precision"],
+        clip=manifest["clip"],
+    )  # fmt: skip
+    kind = manifest["posterior"]["kind"]
+    if kind == Streamed.kind:
+        posterior: Posterior = Streamed(load_draws(folder, device=net.device))
+    else:
+        posterior = posterior_from(kind, load_tree(folder, "posterior", net.device), manifest["posterior"]["meta"])
+    changing = frozenset(n.removeprefix(BUFFER) for n in next(posterior.draws(1, Random(0))) if n.startswith(BUFFER))
+    net.changing, net.probed = changing, True
+    problem.idle = frozenset(manifest["idle"])
+    calibration = load_json(folder, "calibration")
+    derived = {"posterior", "history", "versions", "library", "format_version", "files", "sha256"}
+    model = BayesianModel(
+        problem,
+        posterior,
+        settings={key: value for key, value in manifest.items() if key not in derived},
+        history=History.from_json(manifest["history"]),
+        snapshots=load_snapshots(folder) if "snapshot-000" in names else [],
+        temperature=calibration.pop("temperature"),
+    )
+    model.calibration = calibration or None
+    return model
+
+
+def load_snapshots(folder: str | os.PathLike[str]) -> list[Snapshot]:
+    """The snapshots of a saved run, one per member.
+
+    Raises:
+        StorageError: the run keeps none, or as in `load`.
+    """
+    names = sorted(name for name in records(folder) if name.startswith("snapshot-"))
+    if not names:
+        raise StorageError(f"{Path(folder)} keeps no snapshots: load the model with its network and pass it as start=")
+    return [Snapshot.of(load_tree(folder, name)) for name in names]
+
+
+def _same_network(there: Mapping[str, tuple[int, ...]], here: Mapping[str, tuple[int, ...]]) -> None:
+    if there == here:
+        return
+    found = []
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            found.append(f"{name}: {there.get(name, 'absent')} in the run, {here.get(name, 'absent')} in the network")
+    more = f", and {len(found) - 3} more" if len(found) > 3 else ""
+    raise CompatibilityError(f"the network is not the one that was fitted ({'; '.join(found[:3])}{more})")
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = version("posterity")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {"posterity": own, "torch": torch.__version__, "python": platform.python_version()}

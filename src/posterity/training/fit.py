@@ -1,0 +1,334 @@
+"""`fit`: a network and data in, a `BayesianModel` out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posterity.errors import CompatibilityError, DataError, PosterityWarning
+from posterity.history import History
+from posterity.inference.algorithm import Algorithm, Plan
+from posterity.inference.map import MAP
+from posterity.model import BayesianModel, load
+from posterity.posterior.draws import Streamed
+from posterity.posterior.posterior import Posterior
+from posterity.posterior.shards import ShardReader, ShardWriter
+from posterity.posterior.storage import CHECKPOINT, MANIFEST, load_checkpoint, load_manifest, prepare_folder
+from posterity.problem.batches import Reader
+from posterity.problem.data import Source, as_inputs, pick_rows, source, take
+from posterity.problem.likelihoods import Likelihood, likelihood_from
+from posterity.problem.network import Network
+from posterity.problem.priors import Prior, prior_from
+from posterity.problem.problem import NetworkProblem
+from posterity.problem.snapshot import Snapshot
+from posterity.random import Random
+from posterity.training.checkpoint import carried, left_behind, restore
+from posterity.training.loop import Budget, Callback, Position, check_settings, run_stage
+from posterity.training.progress import Watch, watching
+from posterity.training.starts import member_starts
+from posterity.training.survey import Survey, survey
+from posterity.tree import Tree, count, weights
+
+__all__ = ["fit"]
+
+
+def fit(
+    network: nn.Module | Callable[[], nn.Module],
+    data: Any,
+    likelihood: Likelihood | str = "categorical",
+    method: Algorithm | None = None,
+    prior: Prior | str | float = 1.0,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    validation: Any = None,
+    batch_size: int | None = None,
+    data_size: int | None = None,
+    data_weight: float = 1.0,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    target: str | int | None = None,
+    output: Any = None,
+    start: Any = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    precision: str = "float32",
+    clip: float | None = None,
+    accumulation: int = 1,
+    patience: int | None = None,
+    max_failures: int = 10,
+    callbacks: Sequence[Callback] = (),
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    progress: bool | None = None,
+) -> BayesianModel:
+    """Fit a posterior over the weights of a network.
+
+    Args:
+        network: any `nn.Module` (it is never changed), or a function without arguments that builds one (then the members
+            of an ensemble are built, not reset).
+        data: a `DataLoader`, a `Dataset`, or `(inputs, targets)` of tensors, arrays, frames or lists. Batches are
+            `(inputs, targets)`, `(x1, x2, targets)`, or dicts with `target=` their target's key.
+        likelihood: a name ("categorical", "bernoulli", "multilabel", "gaussian", "heteroscedastic", "student-t",
+            "poisson", "tokens") or a `Likelihood`.
+        method: an algorithm; `MAP()` unless given.
+        prior: a `Prior`, or the std of a normal one.
+        epochs, steps: how long; one of them, 10 epochs unless given. With stages (Laplace after MAP) they count the first.
+        validation: like `data`; or, for data given whole, the share of rows to hold out, in (0, 1).
+        batch_size: rows per batch where `data` brings none; 64 unless given.
+        data_size: N, where the data has no length (or stands for more rows than it has).
+        data_weight: w; every row counts w times (w N is the effective number of rows).
+        class_weight: per class, or "balanced"; multiplies the log-likelihood of rows of that class.
+        sample_weight: [rows] for data given whole; else the weights' key or position in a batch.
+        target: the target's key or position in a batch.
+        output: which of several outputs the likelihood sees: an index, a key or attribute, or a function.
+        start: weights to start at: a fitted model, its run folder, a state dict, `Snapshot`s, or a list of these.
+        seed: of everything random in this fit and, unless overridden, in its predictions.
+        device: where to compute; where the network is unless given.
+        precision: "float32" or "bf16" (autocast of the forward only).
+        clip: largest norm of the mean loss's gradient.
+        accumulation: batches per step; their rows count as one batch.
+        patience: stop after so many epochs without a better validation NLL.
+        max_failures: non-finite steps in a row that end the fit; fewer are skipped and counted.
+        callbacks: called with each epoch's line of the history.
+        out: folder of the run: checkpoints on the way, the whole run at the end.
+        resume: go on from the checkpoint in `out`, or return the finished run in it; start where there is neither.
+        checkpoint_every: steps between checkpoints; by default each epoch and each minute.
+        progress: show a progress line on stderr; on terminals only unless given.
+
+    Raises:
+        DataError: empty, non-finite or misshapen data; one class; no length and no `data_size`.
+        CompatibilityError, PriorError: parts that do not go together.
+        NonFiniteError: the loss stopped being finite.
+        StorageError: `out` holds something else.
+    """
+    method = method or MAP()
+    if not isinstance(method, Algorithm):
+        raise CompatibilityError(f"method must be an algorithm such as po.MAP(), got {method!r}")
+    if epochs is not None and steps is not None:
+        raise CompatibilityError("give epochs= or steps=, not both")
+    for name, value in {
+        "epochs": epochs,
+        "steps": steps,
+        "patience": patience,
+        "checkpoint_every": checkpoint_every,
+    }.items():
+        if value is not None and value < 1:
+            raise CompatibilityError(f"{name} must be at least 1, got {value}")
+    if accumulation < 1:
+        raise CompatibilityError(f"accumulation must be at least 1, got {accumulation}")
+    if resume and out is None:
+        raise CompatibilityError("resume=True needs out=, the folder of the run to go on with")
+    if patience is not None and validation is None:
+        raise CompatibilityError("patience= needs validation=: nothing else tells when to stop")
+    random = Random(seed)
+    folder = None if out is None else prepare_folder(out)
+
+    builder, module = _module(network, random)
+    reader = Reader(target, sample_weight if isinstance(sample_weight, str | int) else None)
+    weight = None if isinstance(sample_weight, str | int) else sample_weight
+    training, held_out = _sources(data, validation, reader, batch_size, weight, random)
+    net = Network(module, output=output, device=device)
+    found = survey(training, _weighted(likelihood_from(likelihood), class_weight), data_size, random.fold("survey"))
+    problem = NetworkProblem(
+        net, found.likelihood, prior_from(prior), data_size=found.data_size, data_weight=data_weight,
+        reader=reader, precision=precision, clip=clip,
+    )  # fmt: skip
+    problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
+    problem.prior = prior_from(prior).bind(problem.start())
+
+    per_epoch = -(-found.batches // accumulation)
+    whole = 10 if epochs is None and steps is None else epochs
+    plan = Plan(found.batch_size * accumulation, steps or per_epoch * (whole or 1), per_epoch)
+    for algorithm, _ in method.stages(plan):
+        algorithm.check(problem, found.first)
+    settings = _settings(problem, method, plan, whole, steps, seed, accumulation, patience)
+    if resume and folder is not None and (finished := _finished(folder, module, settings, output, device)):
+        return finished
+    budget = Budget(whole, accumulation, patience, checkpoint_every, max_failures, None if data_size else found.rows)
+    run = _Run(problem, training, held_out, random, folder, settings, callbacks)
+    with watching(progress) as watch:
+        watch.say(_headline(problem, method, found))
+        posterior, history, snapshots, writer = run.stages(method, plan, budget, start, builder, resume, watch)
+    model = BayesianModel(problem, posterior, settings=settings, history=history, snapshots=snapshots)
+    if folder is not None:
+        model.save(folder, shards=None if writer is None else writer.close())
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    return model
+
+
+class _Run:
+    """What all stages of one fit share."""
+
+    def __init__(
+        self, problem: NetworkProblem, training: Source, validation: Source | None, random: Random,
+        folder: Path | None, settings: dict[str, Any], callbacks: Sequence[Callback],
+    ) -> None:  # fmt: skip
+        self.problem, self.training, self.validation, self.random = problem, training, validation, random
+        self.folder, self.settings, self.callbacks = folder, settings, callbacks
+
+    def stages(
+        self, method: Algorithm, plan: Plan, budget: Budget, start: Any, builder: Any, resume: bool, watch: Watch
+    ) -> tuple[Posterior, History, list[Snapshot], ShardWriter | None]:
+        stages = method.stages(plan)
+        saved = self._checkpoint() if resume else None
+        position = saved[1] if saved else Position()
+        starts = left_behind(saved[0]) if saved else []
+        snapshots: list[Tree | Snapshot] = list(starts)
+        if not starts:
+            starts = member_starts(self.problem, stages[0][0], start, builder, self.random.fold("starts"))
+        writer, shards = None, None
+        state: Any = None
+        for index in range(position.stage, len(stages)):
+            algorithm, own_plan = stages[index]
+            stream = self.random.fold(f"stage {index} {algorithm.name}")
+            state = algorithm.init(self.problem, starts, stream.fold("init"), own_plan)
+            if saved is not None:
+                state, saved = restore(state, saved[0]), None
+            own_budget = budget if index == 0 else _fixed(budget, own_plan)
+            if algorithm.emit(state) is not None or type(algorithm).emit is not Algorithm.emit:
+                writer = ShardWriter(self.folder or tempfile.mkdtemp(), resume_from=position.draws)
+            state, history = run_stage(
+                self.problem, algorithm, own_plan, state, position, self.training, stream, own_budget,
+                validation=self.validation if index == 0 or len(stages) == 1 else None,
+                folder=self.folder, settings=self.settings, writer=writer, watch=watch, callbacks=self.callbacks,
+                carried=carried(starts) if index > 0 else None,
+            )  # fmt: skip
+            if any(isinstance(one, Snapshot) for one in algorithm.snapshots(state)):
+                snapshots = algorithm.snapshots(state)
+            if index + 1 < len(stages):
+                starts = algorithm.snapshots(state)
+                position = Position(stage=index + 1, history=list(history))
+        if writer is not None:
+            shards = Streamed(ShardReader(self.folder or writer._folder, writer.close()))
+        posterior = stages[-1][0].posterior(state, shards)
+        return posterior, history, [s for s in snapshots if isinstance(s, Snapshot)], writer
+
+    def _checkpoint(self) -> tuple[Tree, Position] | None:
+        if self.folder is None or not (self.folder / CHECKPOINT).exists():
+            return None
+        tensors, meta = load_checkpoint(self.folder)
+        check_settings(meta["settings"], self.settings, self.folder)
+        return tensors, Position.from_json(meta["position"])
+
+
+def _fixed(budget: Budget, plan: Plan) -> Budget:
+    """A later stage runs its own number of epochs."""
+    return dataclasses.replace(budget, epochs=max(1, plan.steps // plan.steps_per_epoch), patience=None)
+
+
+def _module(network: Any, random: Random) -> tuple[Callable[[], nn.Module] | None, nn.Module]:
+    if isinstance(network, nn.Module):
+        return None, network
+    if not callable(network):
+        raise CompatibilityError(f"network must be a torch.nn.Module or a function that builds one, got {network!r}")
+    with random.fold("builder").forked(data=True):
+        module = network()
+    return network, module
+
+
+def _sources(
+    data: Any, validation: Any, reader: Reader, batch_size: int | None, weight: Any, random: Random
+) -> tuple[Source, Source | None]:
+    if isinstance(validation, float):
+        data, validation, weight = _held_out(data, validation, weight, random)
+    training = source(data, reader, "training", batch_size=batch_size, shuffle=True, weight=weight)
+    if validation is None:
+        return training, None
+    own = None if _brings_batches(validation) else batch_size or 1024
+    return training, source(validation, reader, "validation", batch_size=own)
+
+
+def _brings_batches(data: Any) -> bool:
+    return isinstance(data, torch.utils.data.DataLoader) or not isinstance(
+        data, torch.utils.data.Dataset | tuple | list
+    )
+
+
+def _held_out(data: Any, share: float, weight: Any, random: Random) -> tuple[Any, Any, Any]:
+    if not 0.0 < share < 1.0:
+        raise DataError(f"validation as a share of the rows must lie in (0, 1), got {share}")
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise DataError("a share to hold out needs data given whole, (inputs, targets); give validation= its own data")
+    inputs, targets = as_inputs(data[0]), data[1]
+    rows = len(targets)
+    order = torch.randperm(rows, generator=random.fold("validation split").generator())
+    held = max(1, round(share * rows))
+    if held >= rows:
+        raise DataError(f"holding out {share} of {rows} rows leaves none to train on")
+    kept, out = order[held:].sort().values, order[:held].sort().values
+    left = None if weight is None else pick_rows(weight, kept)
+    return (take(inputs, kept), pick_rows(targets, kept)), (take(inputs, out), pick_rows(targets, out)), left
+
+
+def _weighted(likelihood: Likelihood, class_weight: Any) -> Likelihood:
+    if class_weight is None:
+        return likelihood
+    if not any(field.name == "class_weight" for field in dataclasses.fields(likelihood)):  # type: ignore[arg-type]
+        raise CompatibilityError(f"class_weight= does not go with the {likelihood.name} likelihood")
+    if isinstance(class_weight, torch.Tensor):
+        class_weight = class_weight.tolist()
+    if isinstance(class_weight, Sequence) and not isinstance(class_weight, str):
+        class_weight = tuple(class_weight)
+    return dataclasses.replace(likelihood, class_weight=class_weight)  # type: ignore[type-var]
+
+
+def _settings(
+    problem: NetworkProblem, method: Algorithm, plan: Plan, epochs: int | None, steps: int | None, seed: int,
+    accumulation: int, patience: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    trainable = problem.network.trainable
+    settings = {
+        "method": method.name,
+        "hyperparameters": method.hyperparameters(),
+        "likelihood": problem.likelihood.to_json(),
+        "prior": problem.prior.to_json(),
+        "data_size": problem.data_size,
+        "data_weight": problem.data_weight,
+        "temperature": 1.0,
+        "seed": seed,
+        "epochs": epochs,
+        "steps": steps,
+        "batch_size": plan.batch_size,
+        "accumulation": accumulation,
+        "patience": patience,
+        "precision": problem.precision,
+        "clip": problem.clip,
+        "reader": dataclasses.asdict(problem.reader),
+        "network": {name: list(leaf.shape) for name, leaf in trainable.items()},
+        "idle": sorted(problem.idle),
+    }
+    return json.loads(json.dumps(settings, default=str))
+
+
+def _headline(problem: NetworkProblem, method: Algorithm, found: Survey) -> str:
+    size = count(weights(problem.start()))
+    members = f" x {method.members} members" if method.members > 1 else ""
+    return (
+        f"{method.name}{members}: {size:,} weights, N = {problem.data_size:,} rows, data_weight {problem.data_weight:g}, "
+        f"{problem.likelihood.name} likelihood, {problem.prior.name} prior, {found.batches} batches an epoch"
+    )
+
+
+def _finished(
+    folder: Path, module: nn.Module, settings: dict[str, Any], output: Any, device: Any
+) -> BayesianModel | None:
+    """The run in `folder`, where it is this fit's. A kill after the save and before the checkpoint went leaves both."""
+    if not (folder / MANIFEST).exists():
+        return None
+    saved = {key: value for key, value in load_manifest(folder).items() if key in settings}
+    if (folder / CHECKPOINT).exists() and saved != settings:
+        return None
+    check_settings(saved, settings, folder)
+    warnings.warn(f"{folder} holds this fit, finished: it is returned as it is", PosterityWarning, stacklevel=3)
+    return load(folder, module, output=output, device=device)
