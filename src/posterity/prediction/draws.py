@@ -8,17 +8,18 @@ passed over the block's batches, and reduced at once, so memory does not grow wi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from posterity.errors import CompatibilityError, DataError
+from posterity.errors import CompatibilityError, DataError, PosterityWarning
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.predictive import Predictive, reducer
 from posterity.problem.batches import Batch, Reader, check_finite, rows_of, tensors_in
-from posterity.problem.data import Source, as_inputs, source, take
+from posterity.problem.data import Source, as_inputs, pick_rows, source, take
 from posterity.problem.problem import NetworkProblem
 from posterity.random import Random
 from posterity.tree import LIKELIHOOD, Tree, pick
@@ -38,16 +39,30 @@ def batches_of(x: Any, reader: Reader, batch_size: int | None, targets: bool = F
         yield from source(tuple(x), reader, "evaluation", batch_size=batch_size or BATCH_SIZE).epoch(Random(0))
         return
     if _whole(x):
-        inputs = as_inputs(x)
-        rows = rows_of(inputs)
+        # A mapping may hold its target, as the batches of the fit did.
+        whole = reader(x, targets) if isinstance(x, Mapping) else Batch(x)
+        if targets and whole.targets is None:
+            raise DataError("there are no targets: give (inputs, targets), a data set or a loader with both")
+        inputs = as_inputs(whole.inputs)
+        counts = {rows_of(tensor) for _, tensor in tensors_in(inputs)}
+        if len(counts) != 1:
+            raise DataError(f"the parts of the inputs have different lengths: {sorted(counts)}")
+        rows = counts.pop()
         if rows == 0:
             raise DataError("there are no rows to predict")
         step = batch_size or BATCH_SIZE
         for start in range(0, rows, step):
-            part = take(inputs, slice(start, start + step))
-            yield _checked(Batch(part, rows=min(step, rows - start)), start // step)
+            stop = min(start + step, rows)
+            given = None if whole.targets is None else pick_rows(whole.targets, torch.arange(start, stop))
+            yield _checked(Batch(take(inputs, slice(start, stop)), given, rows=stop - start), start // step)
         return
     loader = DataLoader(x, batch_size=batch_size or BATCH_SIZE) if isinstance(x, Dataset) else x
+    if not targets and isinstance(getattr(loader, "sampler", None), RandomSampler):
+        warnings.warn(
+            "the loader shuffles: the predictions come in its order, not in that of its data set",
+            PosterityWarning,
+            stacklevel=4,
+        )
     if not isinstance(loader, Iterable):
         raise DataError(f"inputs must be a tensor, array, frame, dict, data set or loader; got {type(x).__name__}")
     for i, raw in enumerate(Source(loader, reader, "prediction").raw(Random(0).fold("prediction"))):
@@ -55,7 +70,13 @@ def batches_of(x: Any, reader: Reader, batch_size: int | None, targets: bool = F
 
 
 def _whole(x: Any) -> bool:
-    return isinstance(x, torch.Tensor | Mapping | tuple) or hasattr(x, "to_numpy") or hasattr(x, "__array__")
+    if isinstance(x, torch.Tensor | Mapping | tuple) or hasattr(x, "to_numpy") or hasattr(x, "__array__"):
+        return True
+    return isinstance(x, list) and len(x) > 0 and _plain(x[0])  # other lists hold batches
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | str) or (isinstance(value, list) and len(value) > 0 and _plain(value[0]))
 
 
 def _checked(batch: Batch, index: int) -> Batch:

@@ -204,16 +204,14 @@ class MixturePredictive(Predictive):
 
         Regula falsi, Illinois variant (Dowell and Jarratt, 1971): a bracket as in bisection, a third of its steps.
         """
-        _, noise, inside = self._moments()
-        tolerance = _TOLERANCE * (noise + inside).amin(0).sqrt()
+        _, noise, spread = self._moments()
+        tolerance = _TOLERANCE * (noise + spread).amin(0).sqrt()
         low, high = (self._cdf(end).mean(0) - q for end in (lower, upper))
         found, side = lower, torch.zeros_like(lower)
         for _ in range(_STEPS):
             share = low / (low - high)
-            last, found = (
-                found,
-                torch.where((share > 0) & (share < 1), lower + share * (upper - lower), (lower + upper) / 2),
-            )
+            last, inside = found, (share >= 0) & (share <= 1)
+            found = torch.where(inside, lower + share * (upper - lower), (lower + upper) / 2)
             if not bool(((found - last).abs() > tolerance).any()):
                 break
             value = self._cdf(found).mean(0) - q
