@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = ["History"]
@@ -12,6 +14,11 @@ class History(list):
 
     NLLs are means per row in network units (a scaled regression target is in stds of the target).
     """
+
+    @classmethod
+    def from_json(cls, rows: Iterable[dict[str, Any]]) -> History:
+        """Rows as a run folder keeps them: null stands for a number that was not finite."""
+        return cls({name: math.nan if value is None else value for name, value in row.items()} for row in rows)
 
     def to_frame(self) -> Any:
         """The same as a pandas frame.

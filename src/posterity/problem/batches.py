@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posterity.errors import DataError
 
-__all__ = ["Batch", "Reader", "check_finite", "rows_of", "tensors_in", "to_device"]
+__all__ = ["Batch", "Reader", "check_finite", "copied", "row_weights", "rows_of", "tensors_in", "to_device"]
 
 
 class Batch(NamedTuple):
@@ -50,13 +50,7 @@ class Reader:
         rows = rows_of(inputs)
         if target is not None and (n := rows_of(target)) != rows:
             raise DataError(f"a batch has {rows} rows of inputs but {n} of targets")
-        if weight is not None:
-            weight = torch.as_tensor(weight, dtype=torch.float32)
-            if weight.shape != (rows,):
-                raise DataError(f"sample weights must have shape ({rows},), one per row; got {tuple(weight.shape)}")
-            if not bool((weight >= 0).all() & torch.isfinite(weight).all()):
-                raise DataError("sample weights must be finite and >= 0")
-        return Batch(inputs, target, weight, rows)
+        return Batch(inputs, target, None if weight is None else row_weights(weight, rows), rows)
 
     def _parts(self, raw: Any, targets: bool) -> tuple[Any, Any, Any]:
         if isinstance(raw, Mapping):
@@ -98,6 +92,20 @@ class Reader:
         return (inputs[0] if len(inputs) == 1 else inputs), raw[positions["target"]], weight
 
 
+def row_weights(weight: Any, rows: int) -> Tensor:
+    """[rows] float32.
+
+    Raises:
+        DataError: not one number per row, or one that is negative or not finite.
+    """
+    weight = torch.as_tensor(weight, dtype=torch.float32)
+    if weight.shape != (rows,):
+        raise DataError(f"sample weights must have shape ({rows},), one per row; got {tuple(weight.shape)}")
+    if not bool((weight >= 0).all() & torch.isfinite(weight).all()):
+        raise DataError("sample weights must be finite and >= 0")
+    return weight
+
+
 def tensors_in(value: Any, where: str = "input") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in nested tuples, lists and mappings, with its place."""
     if isinstance(value, Tensor):
@@ -123,6 +131,11 @@ def _apply(function: Callable[[Tensor], Any], value: Any) -> Any:
 def to_device(value: Any, device: torch.device) -> Any:
     """Nested tensors on `device`; everything else as it is."""
     return _apply(lambda tensor: tensor.to(device), value)
+
+
+def copied(value: Any) -> Any:
+    """Copies of nested tensors; everything else as it is."""
+    return _apply(Tensor.clone, value)
 
 
 def rows_of(value: Any) -> int:

@@ -6,16 +6,17 @@ are seeded from that address, so members are independent, a resumed run sees the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from posterity.errors import DataError
-from posterity.problem.batches import Batch, Reader, check_finite, rows_of, tensors_in
+from posterity.problem.batches import Batch, Reader, check_finite, row_weights, rows_of, tensors_in
 from posterity.random import Random
 
 __all__ = ["Source", "as_inputs", "as_tensor", "pick_rows", "source", "take"]
@@ -30,11 +31,15 @@ class Source:
         loader: any iterable of raw batches; a `DataLoader` as a rule.
         reader: how a raw batch is read.
         what: "training", "validation", ...: the word in error messages.
+
+    Attributes:
+        in_order: the same rows in the order in which they were given, where the loader is not the user's.
     """
 
     def __init__(self, loader: Any, reader: Reader, what: str) -> None:
         self.loader, self.reader, self.what = loader, reader, what
-        self._fast = _plain_tensors(loader)
+        self.in_order: Source = self
+        self._fetch = _fetcher(loader)
 
     @property
     def batches(self) -> int | None:
@@ -62,64 +67,80 @@ class Source:
 
     def epoch(self, random: Random, skip: int = 0) -> Iterator[Batch]:
         """The batches of one epoch in the order of `random`, the first `skip` left out; checked for NaN and infinity."""
-        for i, raw in enumerate(self._raw(random)):
+        for i, raw in enumerate(self.raw(random)):
             if i < skip:
                 continue
             batch = self.reader(raw)
             check_finite(batch, f"{self.what} batch {i}")
             yield batch
 
-    def _raw(self, random: Random) -> Iterator[Any]:
-        with _own_generators(self.loader, random):
-            if self._fast is not None:
-                yield from self._fast_batches(random)
-                return
-            with random.fold("order").forked(data=True):
-                iterator = iter(self.loader)
-            index = 0
-            while True:
-                with random.fold("batch").fold(index).forked(data=True):
-                    try:
-                        raw = next(iterator)
-                    except StopIteration:
-                        return
-                yield raw
-                index += 1
-
-    def _fast_batches(self, random: Random) -> Iterator[Any]:
-        """Rows of plain tensors by index: the same batches as the loader's, without collating row by row."""
-        assert self._fast is not None
-        with random.fold("order").forked(data=True):
-            order = list(self.loader.batch_sampler)
-        for indices in order:
-            index = torch.as_tensor(indices)
-            yield [tensor[index] for tensor in self._fast]
+    def raw(self, random: Random) -> Iterator[Any]:
+        """The raw batches of one epoch, as the loader gives them."""
+        own = _OwnGenerators(self.loader, random)
+        if self._fetch is not None:
+            with random.fold("order").forked(data=True), own.lent():
+                order = list(self.loader.batch_sampler)
+            yield from map(self._fetch, order)
+            return
+        with random.fold("order").forked(data=True), own.lent():
+            iterator = _iterator(self.loader)
+        index = 0
+        while True:
+            with random.fold("batch").fold(index).forked(data=True), own.lent():
+                try:
+                    raw = next(iterator)
+                except StopIteration:
+                    return
+            yield raw
+            index += 1
 
 
-def _plain_tensors(loader: Any) -> tuple[Tensor, ...] | None:
-    if not (isinstance(loader, DataLoader) and type(loader.dataset) is TensorDataset):
+def _fetcher(loader: Any) -> Callable[[list[int]], Any] | None:
+    """For rows that are plain tensors, or given whole: a batch by its indices, the same as the loader's, without
+    collating row by row and without user code that would need a forked generator."""
+    if not (isinstance(loader, DataLoader) and loader.num_workers == 0 and loader.batch_sampler is not None):
         return None
-    plain = loader.num_workers == 0 and loader.collate_fn is default_collate and loader.batch_sampler is not None
-    return loader.dataset.tensors if plain else None
+    data = loader.dataset
+    if isinstance(data, _Rows):
+        return data.__getitems__
+    if type(data) is TensorDataset and loader.collate_fn is default_collate:
+        return lambda indices: [tensor[torch.as_tensor(indices)] for tensor in data.tensors]
+    return None
 
 
-@contextmanager
-def _own_generators(loader: Any, random: Random) -> Iterator[None]:
-    """Generators that the user gave to a loader or sampler: seeded by address, put back after."""
-    holders = [
-        loader,
-        getattr(loader, "sampler", None),
-        getattr(getattr(loader, "batch_sampler", None), "sampler", None),
-    ]
-    found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
-    states = [(g, g.get_state()) for g in found.values()]
-    try:
-        for i, (generator, _) in enumerate(states):
-            generator.manual_seed(random.fold(f"generator {i}").seed)
-        yield
-    finally:
-        for generator, state in states:
+class _OwnGenerators:
+    """The generators that a user gave to a loader or sampler: lent our state while a batch is drawn, and theirs again
+    between two batches.
+
+    The epochs of several members are read in turns, each with its own state of the one generator.
+    """
+
+    def __init__(self, loader: Any, random: Random) -> None:
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        holders = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+        found = {id(g): g for h in holders if isinstance(g := getattr(h, "generator", None), torch.Generator)}
+        self._generators = list(found.values())
+        self._states = [
+            random.fold(f"generator {i}").generator(g.device).get_state() for i, g in enumerate(found.values())
+        ]
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        users = [generator.get_state() for generator in self._generators]
+        for generator, state in zip(self._generators, self._states):
             generator.set_state(state)
+        try:
+            yield
+        finally:
+            self._states = [generator.get_state() for generator in self._generators]
+            for generator, state in zip(self._generators, users):
+                generator.set_state(state)
+
+
+def _iterator(loader: Any) -> Iterator[Any]:
+    """A fresh iterator; one of a loader with persistent workers would be shared by all members and epochs."""
+    persistent = isinstance(loader, DataLoader) and loader.persistent_workers
+    return loader._get_iterator() if persistent else iter(loader)
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
@@ -136,6 +157,10 @@ def as_tensor(value: Any, what: str) -> Tensor:
             raise DataError(f"{what}: the columns {foreign} are not numbers; encode or drop them")
     array = value.to_numpy() if hasattr(value, "to_numpy") else value
     try:
+        if isinstance(array, np.ndarray) and array.dtype == object:  # columns of several types
+            array = array.astype(np.float64)
+        if isinstance(array, np.ndarray) and not array.flags.writeable:  # a tensor would let it be written to
+            array = array.copy()
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{what}: a {type(value).__name__} cannot be read as numbers ({error})") from error
@@ -231,8 +256,11 @@ def source(
     if len(rows) == 0:  # type: ignore[arg-type]
         raise DataError(f"the {what} data has no rows")
     collate = _as_is if isinstance(rows, _Rows) else None
-    loader: DataLoader = DataLoader(rows, batch_size=batch_size or BATCH_SIZE, shuffle=shuffle, collate_fn=collate)
-    return Source(loader, reader, what)
+    options: dict[str, Any] = {"batch_size": batch_size or BATCH_SIZE, "collate_fn": collate}
+    found = Source(DataLoader(rows, shuffle=shuffle, **options), reader, what)
+    if shuffle:
+        found.in_order = Source(DataLoader(rows, **options), reader, what)
+    return found
 
 
 def _length(data: Any) -> int | None:
@@ -252,4 +280,6 @@ def _whole(data: Any, what: str, weight: Any) -> _Rows:
         counts |= {rows_of(weight)}
     if len(counts) != 1:
         raise DataError(f"the parts of the {what} data have different lengths: {sorted(counts)}")
-    return _Rows(inputs, targets, weight)
+    rows = _Rows(inputs, targets, weight if weight is None else row_weights(weight, rows_of(inputs)))
+    check_finite(Batch(inputs, rows=len(rows)), f"{what} data")
+    return rows

@@ -52,7 +52,9 @@ class Density:
         with torch.enable_grad():
             value = -self.log_density(plain)
         found = torch.autograd.grad(value, list(plain.values()), allow_unused=True)
-        gradient = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(plain.items(), found)}
+        # Copies: two leaves can be given one gradient, and algorithms write over theirs, in memory order.
+        pairs = zip(plain.items(), found)
+        gradient = clone({n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs})
         norm = squared_norms({name: leaf.unsqueeze(0) for name, leaf in gradient.items()}).sqrt()
         value = value.detach()
         return value, gradient, Info(value[None], norm, torch.isfinite(value)[None] & torch.isfinite(norm), {})

@@ -3,15 +3,15 @@
     outputs, buffers' = network.call(weights, buffers, inputs)
 
 The user's module is the code, never the state: weights and buffers go in by `torch.func.functional_call`, tied tensors
-count once, frozen ones stay constants, and a session puts back every mode flag and attribute, also when it raises.
+count once, frozen ones stay constants, and a session puts back modes, attributes and buffers, also when it raises.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from posterity.errors import CompatibilityError, PosterityWarning
+from posterity.problem.batches import copied, tensors_in
+from posterity.problem.reset import initialised, redrawn
+from posterity.problem.restore import restored
 from posterity.random import Random
 from posterity.tree import BUFFER, Tree, clone
 
@@ -44,6 +47,7 @@ class Network:
         self.module = module
         self.output = output
         every = dict(module.named_parameters())
+        self._parameter_names = frozenset(every)
         own = next(iter(every.values()), torch.empty(0)).device
         self.device = torch.device(device) if device is not None else own
         self.trainable: Tree = {
@@ -57,12 +61,16 @@ class Network:
         frozen = {name: tensor.detach().to(self.device) for name, tensor in every.items() if not tensor.requires_grad}
         self.constants: Tree = {**frozen, **self.buffers}
         self._foreign = self.device != own  # else the module's own constants serve, and are not passed
-        self.changing: frozenset[str] = frozenset(_running_statistics(module))
-        self.probed = False
         self._modules = list(module.modules())
         self._train_flags = [flag or not module.training for flag in (m.training for m in self._modules)]
+        self._layers = frozenset(_running_statistics(module, dict(zip(self._modules, self._train_flags))))
+        self.changing: frozenset[str] = self._layers
+        self.probed = False
+        self.spares_inputs: bool | None = None  # whether a forward leaves its inputs as they were; None: not seen yet
         self._mode: bool | None = None
         self._signature = _Signature.of(module)
+        self._around = _Around(module)
+        self._tied = _has_ties(module)
 
     # --- calling -------------------------------------------------------------------------------------------------
 
@@ -73,47 +81,73 @@ class Network:
         args: tuple,
         kwargs: Mapping[str, Any],
         train: bool = False,
+        then: Callable[[Any], Any] | None = None,
     ) -> tuple[Any, Tree]:
         """Outputs and the changed buffers for one set of weights.
 
-        `buffers` (without the prefix) replace the module's own; they are copied first, so that a forward that writes
-        into them writes into the copy. In evaluation mode the second result is empty.
+        `buffers` (without the prefix) replace the module's own; a forward that writes into them, or into its inputs,
+        writes into copies. In evaluation mode the second result is empty. With `then` the first is `then(outputs)`, taken
+        while the weights are in place: a backward pass that repeats parts of the forward (checkpointing) needs them.
         """
         watched = self.changing if self.probed else self.buffers.keys()
-        given = {name: buffers.get(name, self.buffers[name]) for name in watched}
-        if train:
-            given = {name: value.clone() for name, value in given.items()}
-        state: Tree = {**(self.constants if self._foreign else {}), **given, **weights}
-        versions = {name: value._version for name, value in given.items()}
+        # In evaluation mode torch's own layers only read theirs; a user's forward may write.
+        spared = self._layers if self.probed and not train else ()
+        originals = {name: buffers.get(name, self.buffers[name]) for name in watched}
+        given = {name: value if name in spared else value.clone() for name, value in originals.items()}
+        versions = {name: _version(value) for name, value in given.items()}
+        tensors = {**(self.constants if self._foreign else {}), **given, **weights}
+        state = {_INSIDE + name: tensor for name, tensor in tensors.items()}
+        inputs = (args, dict(kwargs))
+        own = inputs if self.spares_inputs else copied(inputs)
+
+        def finish(outputs: Any) -> Any:
+            chosen = self.choose(outputs)
+            return chosen if then is None else then(chosen)
+
         with self.session(train):
-            outputs = torch.func.functional_call(self.module, state, args, dict(kwargs))
-        if not train:
-            return self.choose(outputs), {}
+            result = torch.func.functional_call(self._around, state, (finish, *own), tie_weights=self._tied)
+            if not self.probed:
+                self._refuse_new_parameters()
+        if self.spares_inputs is None:
+            self.spares_inputs = all(map(_same, tensors_in(inputs), tensors_in(own)))
+        after = {name: state[_INSIDE + name] for name in given}
         if not self.probed:
-            written = {n for n, v in given.items() if state[n] is not v or state[n]._version != versions[n]}
-            self.changing = self.changing | written
-        return self.choose(outputs), {name: state[name].detach() for name in self.changing}
+            self.changing |= {
+                name
+                for name, value in given.items()
+                if after[name] is not value
+                or _version(value) != versions[name]
+                or not torch.equal(value, originals[name])
+            }
+        return result, {name: after[name].detach() for name in self.changing} if train else {}
+
+    def _refuse_new_parameters(self) -> None:
+        known = self._parameter_names
+        if new := sorted(name for name, _ in self.module.named_parameters() if name not in known):
+            raise CompatibilityError(
+                f"the forward makes the parameters {new}: call the network once on a batch before it is fitted"
+            )
 
     def reset(self, start: Tree, random: Random, warn: bool = False) -> Tree:
-        """Fresh weights: every submodule's `reset_parameters` on copies, under its own randomness.
+        """Fresh weights: the initialisers of every submodule on copies, under their own randomness.
 
-        Frozen tensors keep their values. A trainable tensor that no submodule resets is re-drawn with its own mean and
-        std and, with `warn`, named in a warning.
+        Frozen tensors keep their values, and so do the buffers of a submodule whose parameters are all frozen. A
+        trainable tensor that no submodule resets is re-drawn with its own mean and std and, with `warn`, named in a
+        warning.
         """
-        copies = {f"module.{n}": t.detach().clone() for n, t in {**self.constants, **self.trainable}.items()}
-        versions = {name: tensor._version for name, tensor in copies.items()}
-        with random.forked(), torch.no_grad():
-            torch.func.functional_call(_Reset(self.module), copies, ())
+        with self.session(train=True):
+            found = initialised(self.module, {**self.constants, **self.trainable}, random)
+        kept = {prefix for prefix, m in self.module.named_modules() if _frozen(m)}
         fresh, untouched = dict(start), []
         for name, value in start.items():
-            own = "module." + name.removeprefix(BUFFER)
-            if own not in copies:
-                continue
-            if copies[own]._version != versions[own]:
-                fresh[name] = copies[own].detach()
-            elif not name.startswith(BUFFER):
+            if name.startswith(BUFFER):
+                own = name.removeprefix(BUFFER)
+                fresh[name] = found.get(own, value) if own.rpartition(".")[0] not in kept else value
+            elif name in found:
+                fresh[name] = found[name]
+            elif name in self.trainable:
                 untouched.append(name)
-                fresh[name] = _redraw(value, random.fold(name))
+                fresh[name] = redrawn(value, random.fold(name))
         if untouched and warn:
             warnings.warn(
                 f"no module resets {untouched}: the other members re-draw them with their own mean and std "
@@ -174,18 +208,16 @@ class Network:
             return
         outer = self._mode
         flags = [m.training for m in self._modules]
-        attributes = _save_attributes(self._modules) if outer is None else None
-        try:
-            for m, flag in zip(self._modules, self._train_flags):
-                object.__setattr__(m, "training", flag and train)
-            self._mode = train
-            yield
-        finally:
-            self._mode = outer
-            if attributes is not None:
-                _restore_attributes(attributes)
-            for m, flag in zip(self._modules, flags):
-                object.__setattr__(m, "training", flag)
+        with restored(self._modules) if outer is None else nullcontext():
+            try:
+                for m, flag in zip(self._modules, self._train_flags):
+                    object.__setattr__(m, "training", flag and train)
+                self._mode = train
+                yield
+            finally:
+                self._mode = outer
+                for m, flag in zip(self._modules, flags):
+                    object.__setattr__(m, "training", flag)
 
     def running_statistics_in_training(self) -> bool:
         """Whether a batch of one row cannot be trained on: a batch normalisation uses the batch's own statistics."""
@@ -193,28 +225,37 @@ class Network:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and flag for m, flag in flags)
 
 
-class _Reset(nn.Module):
-    """Runs the initialisers of a module's parts where its tensors have been replaced by copies."""
+_INSIDE = "module."  # the name of a network in what goes around it
+
+
+class _Around(nn.Module):
+    """A module and what is done with its outputs, as one call."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self) -> None:
-        whole = getattr(self.module, "_init_weights", None)  # Hugging Face: one initialiser for all parts
-        for part in self.module.modules():
-            if callable(whole):
-                whole(part)
-                continue
-            own = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            if callable(own):
-                own()
+    def forward(self, finish: Callable[[Any], Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        return finish(self.module(*args, **kwargs))
 
 
-def _redraw(value: Tensor, random: Random) -> Tensor:
-    if value.numel() < 2:
-        return value.clone()
-    return value.mean() + value.std() * random.normal(tuple(value.shape), like=value)
+def _version(tensor: Tensor) -> int | None:
+    """How often `tensor` was written; those made in inference mode do not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _same(one: tuple[str, Tensor], other: tuple[str, Tensor]) -> bool:
+    return one[1].layout is torch.strided and torch.equal(one[1], other[1])
+
+
+def _has_ties(module: nn.Module) -> bool:
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for _, tensor in every}) < len(every)
+
+
+def _frozen(module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
 class _Signature:
@@ -254,52 +295,11 @@ def _refuse_lazy(module: nn.Module) -> None:
             raise CompatibilityError(f"{name!r} is {tensor.dtype}: only real floating point parameters can be inferred")
 
 
-def _running_statistics(module: nn.Module) -> Iterator[str]:
+def _running_statistics(module: nn.Module, trains: Mapping[nn.Module, bool]) -> Iterator[str]:
     """Buffers that torch's own layers write in a training forward; a probe finds the user's."""
     for prefix, m in module.named_modules():
         writes = isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats
         writes = writes or isinstance(m, ParametrizationList)
-        if writes:
+        if writes and trains[m]:
             for name, _ in m.named_buffers(prefix=prefix, recurse=isinstance(m, ParametrizationList)):
                 yield name
-
-
-_REGISTRIES = frozenset({"_parameters", "_buffers", "_modules", "training"})
-
-
-def _save_attributes(modules: list[nn.Module]) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
-    """Every attribute of every module, and the contents of those that a forward could change in place."""
-    saved = []
-    for m in modules:
-        attributes = {name: value for name, value in vars(m).items() if name not in _REGISTRIES}
-        contents = {
-            name: _copy(value) for name, value in attributes.items() if isinstance(value, list | dict | set | Tensor)
-        }
-        saved.append((m, attributes, contents))
-    return saved
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value.copy()
-
-
-def _restore_attributes(saved: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> None:
-    for m, attributes, contents in saved:
-        for name in [name for name in vars(m) if name not in attributes and name not in _REGISTRIES]:
-            vars(m).pop(name)
-        vars(m).update(attributes)
-        for name, content in contents.items():
-            _restore_content(attributes[name], content)
-
-
-def _restore_content(value: Any, content: Any) -> None:
-    if isinstance(value, Tensor):
-        if not torch.equal(value.detach(), content):
-            value.detach().copy_(content)
-    elif isinstance(value, list):
-        value[:] = content
-    else:
-        value.clear()
-        value.update(content)

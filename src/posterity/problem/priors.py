@@ -153,7 +153,11 @@ class Normal(_Located):
         return total
 
     def gradient(self, theta: Tree) -> Tree:
-        return {name: (leaf - self._center(name)).mul_(-self.precision(name)) for name, leaf in weights(theta).items()}
+        out: Tree = {}
+        for name, leaf in weights(theta).items():
+            deviation = leaf - self.centers[name] if name in self.centers else leaf
+            out[name] = deviation * -self.precision(name)
+        return out
 
     def kl(self, name: str, mean: Tensor, std: Tensor) -> Tensor:
         """() KL( N(mean, std^2) || this ) of one tensor, in nats: sum of log(p/s) + (s^2 + d^2)/(2 p^2) - 1/2."""
@@ -309,8 +313,8 @@ def prior_from(spec: Prior | str | float) -> Prior:
 
 
 def prior_from_json(content: Mapping[str, Any], centers: Tree | None = None) -> Prior:
-    """The prior that `to_json` described; `centers` where it was centred at given tensors."""
+    """The prior that `to_json` described; `centers` where it was centred at given tensors or at the fit's start."""
     arguments = {key: value for key, value in content.items() if key != "name"}
-    if arguments.get("center") == "given":
+    if arguments.get("center") == "given" or centers:
         arguments["center"] = centers or {}
     return _PRIORS[content["name"]](**arguments)

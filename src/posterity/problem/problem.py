@@ -9,9 +9,10 @@ w is `data_weight` (1 is Bayes' rule; w * N is the effective number of rows).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,14 @@ from posterity.problem.batches import Batch, Reader, to_device
 from posterity.problem.carrier import leaves, rebuild
 from posterity.problem.likelihoods import Likelihood, likelihood_from
 from posterity.problem.network import Network
+from posterity.problem.noise import ForwardNoise
 from posterity.problem.priors import Prior, prior_from
 from posterity.random import Random
-from posterity.tree import BUFFER, LIKELIHOOD, Tree, clone, pick, squared_norms, weights
+from posterity.tree import BUFFER, LIKELIHOOD, Tree, clone, pick, weights
 
 __all__ = ["Info", "NetworkProblem", "Problem", "batch_rows", "stacked_nlls"]
+
+Result = TypeVar("Result")
 
 
 class Info(NamedTuple):
@@ -146,6 +150,7 @@ class NetworkProblem:
         self.reader = reader or Reader()
         self.precision = precision
         self.clip = clip
+        self._noise = ForwardNoise()
         self.idle: frozenset[str] = frozenset()
         self.prior = prior_from(prior).bind(self.start())
 
@@ -166,23 +171,41 @@ class NetworkProblem:
         fresh = [self.network.reset(own, random.fold(k), warn=k == 1) for k in range(1, members)]
         return [own, *fresh]
 
-    def probe(self, batch: Any, random: Random) -> None:
-        """One training forward and backward before the first step.
+    def probe(self, batch: Any, random: Random, more: Iterable[Any] = ()) -> None:
+        """A training forward and backward, and one in evaluation mode, before the first step.
 
         Finds the buffers that a forward changes and the weights that it never reaches, and lets every misfit of batch,
-        network and likelihood speak up before anything is trained or written.
+        network and likelihood speak up before anything is trained or written. A weight is idle where neither this batch
+        nor one of `more` (read while any weight is idle, at most 31) reaches it.
         """
-        batch = self.read(batch)
         self.network.probed = False
+        batch = self.read(batch)
+        self.idle = self._unreached(batch, random)
+        with torch.no_grad():
+            self.outputs(self.start(), batch, random)
+        self.network.probed = True
+        several = self.network.running_statistics_in_training()
+        for i, raw in enumerate(islice(more, 31) if self.idle else ()):
+            other = self.read(raw)
+            if other.rows > 1 or not several:
+                self.idle &= self._unreached(other, random.fold(i))
+            if not self.idle:
+                break
+
+    def _unreached(self, batch: Batch, random: Random) -> frozenset[str]:
         theta = self.start()
         plain = {name: leaf.requires_grad_() for name, leaf in leaves(weights(theta)).items()}
-        loss, _ = self._loss(rebuild(plain), pick(theta, BUFFER), batch, random)
-        self.network.probed = True
-        if not loss.requires_grad:
-            raise CompatibilityError("the loss does not depend on any trainable weight: is the forward under no_grad?")
-        found = torch.autograd.grad(loss, list(plain.values()), allow_unused=True)
-        reached = {name for name, gradient in zip(plain, found) if gradient is not None}
-        self.idle = frozenset(name for name in plain if name not in reached and not name.startswith(LIKELIHOOD))
+
+        def gradient(loss: Tensor) -> list[Tensor | None]:
+            if not loss.requires_grad:
+                raise CompatibilityError(
+                    "the loss does not depend on any trainable weight: is the forward under no_grad?"
+                )
+            return list(torch.autograd.grad(loss, list(plain.values()), allow_unused=True))
+
+        found, _ = self._measured(rebuild(plain), pick(theta, BUFFER), batch, random, gradient)
+        missed = {name for name, one in zip(plain, found) if one is None}
+        return frozenset(name for name in missed if not name.startswith(LIKELIHOOD))
 
     # --- what algorithms call --------------------------------------------------------------------------------------
 
@@ -190,28 +213,51 @@ class NetworkProblem:
         parts = [self.read(part) for part in batch] if isinstance(batch, list) else [self.read(batch)]
         rows = sum(part.rows for part in parts)
         buffers = pick(theta, BUFFER)
+        carried = buffers.keys()
         plain = {name: leaf.detach().requires_grad_() for name, leaf in leaves(weights(theta)).items()}
         total = torch.zeros((), device=self.network.device)
         gradient: Tree = {}
         for i, part in enumerate(parts):
             stream = random.fold("forward") if i == 0 else random.fold(f"forward {i}")
-            loss, changed = self._loss(rebuild(plain), buffers, part, stream)
-            buffers = {**buffers, **changed}
             share = part.rows / rows
-            found = torch.autograd.grad(
-                loss * share if len(parts) > 1 else loss, list(plain.values()), allow_unused=True
+
+            def backward(loss: Tensor, share: float = share) -> tuple[Tensor, Tree]:
+                return loss.detach() * share, self._gradient(loss * share, plain)
+
+            (loss, found), changed = self._measured(rebuild(plain), buffers, part, stream, backward)
+            buffers = {**buffers, **changed}
+            total = total + loss
+            gradient = {name: gradient[name].add_(new) for name, new in found.items()} if gradient else found
+        if new := sorted(buffers.keys() - carried):
+            raise CompatibilityError(
+                f"the forward changes the buffers {new}, which these weights lack: call problem.probe(batch, random) "
+                "before problem.start()"
             )
-            total = total + loss.detach() * share
-            for (name, leaf), new in zip(plain.items(), found):
-                new = torch.zeros_like(leaf) if new is None else new
-                gradient[name] = gradient[name].add_(new) if name in gradient else new
         with torch.no_grad():
-            total, gradient, norm = total.float(), rebuild(gradient), self._norm(gradient)
-            finite = torch.isfinite(total) & torch.isfinite(norm)
+            norm = nn.utils.get_total_norm(gradient.values())
+            finite = torch.isfinite(total + norm)
             if self.clip is not None and bool(norm > self.clip):
                 gradient = {name: leaf.mul_(self.clip / norm) for name, leaf in gradient.items()}
         kept = {BUFFER + name: value.unsqueeze(0) for name, value in buffers.items()}
-        return total, gradient, Info(total[None], norm[None], finite[None], kept)
+        return total.float(), rebuild(gradient), Info(total.float()[None], norm[None], finite[None], kept)
+
+    def _gradient(self, loss: Tensor, plain: Tree) -> Tree:
+        """The gradient by every leaf, zeros where the loss does not reach; each in memory of its own, to be written over."""
+        found = torch.autograd.grad(loss, list(plain.values()), allow_unused=True)
+        gradient, memory = {}, set()
+        for (name, leaf), one in zip(plain.items(), found):
+            if one is None:
+                gradient[name] = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
+                continue
+            if name in self.idle:
+                raise CompatibilityError(
+                    f"{name!r} was taken for unused: none of the first batches reached it, and this one does. Probe with "
+                    "batches that reach every weight: larger ones, or shuffled"
+                )
+            one = (one if one.layout is torch.strided else one.to_dense()).contiguous()
+            gradient[name] = one.clone() if one.data_ptr() in memory else one
+            memory.add(one.data_ptr())
+        return gradient
 
     def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
         return stacked_nlls(self, thetas, batches, randoms)
@@ -221,19 +267,23 @@ class NetworkProblem:
             inputs = inputs.inputs
         args, kwargs = self.network.arguments(to_device(inputs, self.network.device))
         named = {n: leaf for n, leaf in theta.items() if not n.startswith((LIKELIHOOD, BUFFER))}
-        with nullcontext() if random is None else random.forked(), self._autocast():
+        # Also without an address: a forward that draws in evaluation mode must not move the caller's generator.
+        with self._noise.on(random or Random(0).fold("outputs"), train), self._autocast():
             outputs, _ = self.network.call(named, pick(theta, BUFFER), args, kwargs, train=train)
         return outputs
 
     def hvp(self, theta: Tree, batch: Any, random: Random, vector: Tree) -> Tree:
         plain = {name: leaf.detach().requires_grad_() for name, leaf in weights(theta).items()}
-        loss, _ = self._loss(plain, pick(theta, BUFFER), self.read(batch), random.fold("forward"))
-        first = torch.autograd.grad(loss, list(plain.values()), create_graph=True, allow_unused=True)
-        along = [(g * vector[n]).sum() for n, g in zip(plain, first) if g is not None and g.requires_grad]
-        if not along:
-            return {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
-        second = torch.autograd.grad(torch.stack(along).sum(), list(plain.values()), allow_unused=True)
-        return {n: torch.zeros_like(p) if h is None else h for (n, p), h in zip(plain.items(), second)}
+
+        def product(loss: Tensor) -> Tree:
+            first = torch.autograd.grad(loss, list(plain.values()), create_graph=True, allow_unused=True)
+            along = [(g * vector[n]).sum() for n, g in zip(plain, first) if g is not None and g.requires_grad]
+            if not along:
+                return {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
+            return self._gradient(torch.stack(along).sum(), plain)
+
+        result, _ = self._measured(plain, pick(theta, BUFFER), self.read(batch), random.fold("forward"), product)
+        return result
 
     def row_log_probs(self, theta: Tree, outputs: Any, targets: Any) -> Tensor:
         """[rows] log p(y | x, theta) in network units, unweighted: validation and Laplace read it."""
@@ -251,26 +301,27 @@ class NetworkProblem:
 
     # --- the loss --------------------------------------------------------------------------------------------------
 
-    def _loss(self, theta: Tree, buffers: Tree, batch: Batch, random: Random) -> tuple[Tensor, Tree]:
-        """() mean over the rows of -weight * log p(y | x, theta), and the changed buffers."""
+    def _measured(
+        self, theta: Tree, buffers: Tree, batch: Batch, random: Random, then: Callable[[Tensor], Result]
+    ) -> tuple[Result, Tree]:
+        """`then` of the () mean over the rows of -weight * log p(y | x, theta), and the changed buffers."""
         args, kwargs = self.network.arguments(batch.inputs)
         named = {name: leaf for name, leaf in theta.items() if not name.startswith(LIKELIHOOD)}
-        with torch.enable_grad():
-            with random.forked(), self._autocast():
-                outputs, changed = self.network.call(named, buffers, args, kwargs, train=True)
-            log_prob = self.row_log_probs(theta, outputs, batch.targets)
-            if batch.weight is not None:
-                log_prob = log_prob * batch.weight
-            return -log_prob.sum() / batch.rows, changed
 
-    def _autocast(self) -> Any:
+        def finish(outputs: Any) -> Result:
+            with self._autocast(enabled=False):
+                log_prob = self.row_log_probs(theta, outputs, batch.targets)
+                if batch.weight is not None:
+                    log_prob = log_prob * batch.weight
+                return then(-log_prob.sum() / batch.rows)
+
+        with torch.enable_grad(), self._noise.on(random, True), self._autocast():
+            return self.network.call(named, buffers, args, kwargs, train=True, then=finish)
+
+    def _autocast(self, enabled: bool = True) -> Any:
         if self.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.network.device.type, dtype=torch.bfloat16)
-
-    @staticmethod
-    def _norm(gradient: Mapping[str, Tensor]) -> Tensor:
-        return squared_norms({name: leaf.unsqueeze(0) for name, leaf in leaves(dict(gradient)).items()})[0].sqrt()
+        return torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def batch_rows(batch: Any) -> int:

@@ -128,9 +128,12 @@ class Categorical(Labelled):
 
     def log_prob(self, outputs: Outputs, targets: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         """[rows]: sum over positions of w_y log softmax(z)_y."""
-        log_probs = self.log_probs(outputs)  # type: ignore[arg-type]
-        weights = weights_of(self.class_weight, self.names(log_probs.shape[-1]), log_probs)
-        return row_sum(select(log_probs, targets, weights))
+        logits = exact(outputs)  # type: ignore[arg-type]
+        weights = weights_of(self.class_weight, self.names(logits.shape[1]), logits)
+        if targets.is_floating_point():
+            return row_sum(select(self.log_probs(logits), targets, weights))
+        # one kernel forward and one backward: this runs in every training step
+        return row_sum(-F.cross_entropy(logits, targets, weights, ignore_index=IGNORE, reduction="none"))
 
     def fisher(self, outputs: Outputs, parameters: Mapping[str, Tensor]) -> Tensor:
         """[rows, C, C]: (sum_c p_c w_c) (diag(p) - p p^T); one position per row only."""
