@@ -121,7 +121,7 @@ class Evaluation:
         for name in names:
             words = name.split("_")  # one under the other; a value has at most seven characters
             table.add_column("\n".join(words), justify="right", min_width=max(7, *map(len, words)))
-        reasons = {}
+        reasons: dict[str, str | None] = {}
         for row in self.rows:
             found = row["metrics"]
             cells = [_cell(found[name], best[name]) if name in found else "" for name in names]

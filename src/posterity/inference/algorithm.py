@@ -36,6 +36,7 @@ __all__ = [
     "keep_buffers",
     "potentials",
     "stacked_start",
+    "survivors",
     "varying",
 ]
 
@@ -67,6 +68,10 @@ class Algorithm(ABC):
     def stages(self, plan: Plan) -> list[tuple[Algorithm, Plan]]:
         """The algorithms to run one after the other, each from the last one's snapshots."""
         return [(self, plan)]
+
+    def check(self, problem: Problem, batch: Any) -> None:
+        """Raise where this algorithm cannot work on the problem; asked with a first batch, before any stage is run."""
+        self.check_prior(problem)
 
     @abstractmethod
     def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> Any:
@@ -139,8 +144,8 @@ def gradients(
     problem: Problem, thetas: Tree, batches: Sequence[Any], random: Random, step: int
 ) -> tuple[Tensor, Tree, Info]:
     """[K] mean NLL and its gradient for K members, each on its own batch with its own address of randomness."""
-    randoms = [random.fold("step").fold(k).fold(step) for k in range(len(batches))]
-    return problem.nlls(thetas, batches, randoms)
+    steps = random.fold("step")
+    return problem.nlls(thetas, batches, [steps.fold(k).fold(step) for k in range(len(batches))])
 
 
 def potentials(
@@ -162,6 +167,11 @@ def keep_buffers(theta: Tree, info: Info) -> None:
     for name, value in info.buffers.items():
         for k in info.finite.nonzero().flatten().tolist():
             theta[name][k].copy_(value[k])
+
+
+def survivors(info: Info) -> Tensor | None:
+    """[members] bool, the members whose step was finite; None for all of them: asked once a step, not once a tensor."""
+    return None if bool(info.finite.all()) else info.finite
 
 
 def varying(problem: Problem, theta: Tree) -> Tree:

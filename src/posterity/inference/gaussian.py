@@ -13,7 +13,7 @@ from posterity.posterior.mixture import mixture
 from posterity.posterior.posterior import Posterior
 from posterity.problem.problem import Problem
 from posterity.random import Random
-from posterity.tree import CHUNK, Tree, chunks, clone, member, weights
+from posterity.tree import CHUNK, Tree, chunks, clone, empty_like, member, weights
 
 __all__ = ["diagonal_posterior", "noisy", "prior_where_idle", "typical_std"]
 
@@ -23,18 +23,17 @@ def noisy(mean: Tree, spread: Tree, to_std: Callable[..., Tensor], random: Rando
 
     The noise of a tensor has the address (purpose, name, member, step), so layers and members do not share streams.
     """
-    thetas: Tree = dict(mean)
-    for name, leaf in spread.items():
-        theta = torch.empty_like(leaf)
-        scratch = torch.empty(min(leaf[0].numel(), CHUNK), dtype=leaf.dtype, device=leaf.device)
-        stream = random.fold("noise").fold(name)
-        for k in range(leaf.shape[0]):
-            generator = stream.fold(k).fold(step).generator(leaf.device)
-            for out, m, s in chunks(theta[k], mean[name][k], leaf[k]):
+    thetas = empty_like(spread)
+    noise = random.fold("noise")
+    for name, theta in thetas.items():
+        scratch = torch.empty(min(theta[0].numel(), CHUNK), dtype=theta.dtype, device=theta.device)
+        stream = noise.fold(name)
+        for k in range(theta.shape[0]):
+            generator = stream.fold(k).fold(step).generator(theta.device)
+            for out, m, s in chunks(theta[k], mean[name][k], spread[name][k]):
                 std = to_std(s, out=scratch[: s.numel()])
                 torch.addcmul(m, out.normal_(generator=generator), std, out=out)
-        thetas[name] = theta
-    return thetas
+    return {**mean, **thetas}
 
 
 def prior_where_idle(problem: Problem, mean: Tree, init_std: float) -> tuple[Tree, Tree]:

@@ -29,6 +29,7 @@ from posterity.inference.algorithm import (
     gradients,
     keep_buffers,
     stacked_start,
+    survivors,
     varying,
 )
 from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
@@ -57,7 +58,7 @@ class IVON(Algorithm):
     """Improved variational online Newton.
 
     Args:
-        learning_rate: a, a number or a schedule; large values (0.1 to 1) are normal.
+        learning_rate: a, a number or a schedule; large values (0.01 to 1) are normal.
         init_hessian: h0 > 0, the mean loss's curvature assumed at the start.
         beta1: momentum, in [0, 1).
         beta2: how slowly h follows, in [0, 1); None for 1 - 10 / steps, at least 0.99: h forgets its start within a run.
@@ -71,8 +72,8 @@ class IVON(Algorithm):
     name: ClassVar[str] = "ivon"
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
-    learning_rate: Schedule = Cosine(0.3)
-    init_hessian: float = 0.1
+    learning_rate: Schedule = Cosine(0.1)
+    init_hessian: float = 0.3
     beta1: float = 0.9
     beta2: float | None = None
     clip: float | None = None
@@ -111,29 +112,31 @@ class IVON(Algorithm):
         keep = 1.0 - (max(1.0 - 10.0 / steps, 0.99) if self.beta2 is None else self.beta2)
         debias = 1.0 - self.beta1 ** (t + 1)
         size = problem.data_weight * problem.data_size
+        alive = survivors(info)
         for name, precision in state.precision.items():
             prior_precision, center = gaussian_prior(problem, name)
+            stride = rate * (size * self.init_hessian + prior_precision)  # a w N (h0 + d)
             views = [state.mean[name], precision, state.momentum[name], thetas[name], gradient.pop(name)]
             if isinstance(center, Tensor):
                 views.append(center.expand_as(precision).contiguous())
             scratch = torch.empty(min(precision.numel(), CHUNK), dtype=precision.dtype, device=precision.device)
-            for m, p, e, theta, g, *c in chunks(*views, alive=info.finite):
+            for m, p, e, theta, g, *c in chunks(*views, alive=alive):
                 s = scratch[: m.numel()]
                 e.lerp_(g, 1.0 - self.beta1)
-                # f / (h + d) - 1 + d / (h + d), so that h <- h + (h + d) (keep u + keep^2 u^2 / 2), over theta
-                u = theta.sub_(m).mul_(g).mul_(size).sub_(1.0)
-                u.add_(torch.reciprocal(p, out=s), alpha=prior_precision)
-                torch.mul(m, prior_precision / size, out=s)
+                # keep u = keep (f / (h + d) - 1 + d / (h + d)), over theta; h + d <- (h + d) (1 + keep u + (keep u)^2 / 2)
+                u = theta.sub_(m).mul_(g).mul_(keep * size).sub_(keep)
+                u.add_(torch.reciprocal(p, out=s), alpha=keep * prior_precision)
+                # the growth is >= 1/2: p stays positive
+                p.addcmul_(p, torch.addcmul(u, u, u, value=0.5, out=u))
+                # e / (1 - b1^t) + d (m - c)
+                torch.mul(m, prior_precision / size, out=s).add_(e, alpha=1.0 / debias)
                 if c:
                     s.sub_(c[0], alpha=prior_precision / size)
-                s.add_(e, alpha=1.0 / debias)
-                # the growth 1 + keep u + (keep u)^2 / 2 is >= 1/2: p stays positive
-                u.mul_(keep)
-                p.mul_(torch.addcmul(u, u, u, value=0.5, out=u).add_(1.0))
-                s.div_(p).mul_(size * self.init_hessian + prior_precision)
-                if self.clip is not None:
-                    s.clamp_(-self.clip, self.clip)
-                m.sub_(s, alpha=rate)
+                if self.clip is None:
+                    m.addcdiv_(s, p, value=-stride)
+                else:
+                    bound = rate * self.clip
+                    m.sub_(s.div_(p).mul_(stride).clamp_(-bound, bound))
         keep_buffers(state.mean, info)
         return state._replace(step=state.step + 1), info
 

@@ -73,6 +73,15 @@ class LastLayerLaplace(Algorithm):
         base = replace(self.base, members=self.members, member_init=self.member_init)
         return [(base, plan), (self, plan._replace(steps=plan.steps_per_epoch))]
 
+    def check(self, problem: Problem, batch: Any) -> None:
+        super().check(problem, batch)
+        if not isinstance(problem, NetworkProblem):
+            raise CompatibilityError("LastLayerLaplace needs a network: a bare density has no last layer")
+        theta, batch = problem.start(), problem.read(batch)
+        layer = last_layer(problem, theta, batch)
+        with torch.no_grad():
+            self._curvature(problem, theta, layer, batch)
+
     def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> LaplaceState:
         self.check_prior(problem)
         if not isinstance(problem, NetworkProblem):
@@ -97,11 +106,11 @@ class LastLayerLaplace(Algorithm):
             for part in batch if isinstance(batch, list) else [batch]:
                 part = problem.read(part)
                 layer = last_layer(problem, theta, part)
-                prior = prior or self._prior(problem, layer)
+                prior = self._prior(problem, layer, prior)
                 with torch.no_grad():
                     log_prob = problem.row_log_probs(theta, layer.outputs, part.targets)
                     added = self._curvature(problem, theta, layer, part)
-                fine = all(bool(torch.isfinite(value).all()) for value in added.values())
+                fine = all(bool(torch.isfinite(value).all()) for value in (log_prob, *added.values()))
                 nlls.append(-log_prob.mean())
                 finite.append(fine)
                 if fine:
@@ -114,10 +123,15 @@ class LastLayerLaplace(Algorithm):
         info = Info(nll, torch.zeros_like(nll), torch.tensor(finite).view(self.members, -1).all(1), {})
         return state._replace(curvature=curvature, prior=prior, rows=rows, step=state.step + 1), info
 
-    def _prior(self, problem: Problem, layer: LastLayer) -> Tree:
+    def _prior(self, problem: Problem, layer: LastLayer, known: Tree) -> Tree:
         names = [layer.weight] + ([layer.bias] if layer.bias else [])
+        if known and names != list(known):
+            raise CompatibilityError(
+                f"LastLayerLaplace cannot be used here: the last Linear holds {list(known)} on one batch and {names} on "
+                "another"
+            )
         own = {name: self.prior_precision or gaussian_prior(problem, name)[0] for name in names}
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
+        return known or {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
 
     def _curvature(self, problem: NetworkProblem, theta: Tree, layer: LastLayer, batch: Batch) -> Tree:
         fisher = problem.likelihood.fisher(layer.outputs, pick(theta, LIKELIHOOD)).double()

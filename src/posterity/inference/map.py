@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from posterity.inference.adam import Adam
-from posterity.inference.algorithm import Algorithm, Plan, Start, gradients, keep_buffers, stacked_start, varying
+from posterity.inference.algorithm import (
+    Algorithm,
+    Plan,
+    Start,
+    gradients,
+    keep_buffers,
+    stacked_start,
+    survivors,
+    varying,
+)
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.posterior.draws import Draws
 from posterity.posterior.point import Point
@@ -100,22 +109,31 @@ class MAP(Algorithm):
         t = int(state.step)
         _, gradient, info = gradients(problem, state.theta, batches, random, t)
         adam = Adam(at(self.learning_rate, t, int(state.steps)), t + 1, self.beta1, self.beta2)
-        pull = problem.prior.gradient({name: state.theta[name] for name in state.first})
         scale = problem.data_weight * problem.data_size
+        alive = survivors(info)
         for name, first in state.first.items():
-            views = (state.theta[name], gradient[name], first, state.second[name], pull[name])
+            pull = self._pull(problem, name, state.theta[name])
+            views = (state.theta[name], gradient[name], first, state.second[name], pull)
             scratch = torch.empty(min(first.numel(), CHUNK), dtype=first.dtype, device=first.device)
-            for theta, g, m, v, r in chunks(*views, alive=info.finite):
+            for theta, g, m, v, r in chunks(*views, alive=alive):
                 adam.moments_(g, m, v)
                 if self.weight_decay is not None:
-                    r.zero_()
                     theta.mul_(1.0 - adam.step_size * self.weight_decay)
                 r.mul_(-1.0 / scale)
                 root = torch.mul(v, 1.0 / adam.second_correction, out=scratch[: v.numel()]).addcmul_(r, r).sqrt_()
                 theta.addcdiv_(r.add_(m, alpha=1.0 / adam.first_correction), root.add_(adam.eps), value=-adam.step_size)
         keep_buffers(state.theta, info)
+        for k in (~info.finite).nonzero().flatten().tolist():  # a skipped step leaves the last finite gradient
+            for name, leaf in gradient.items():
+                leaf[k].copy_(state.gradient[name][k]) if state.gradient else leaf[k].zero_()
         rows = torch.tensor(batch_rows(batches[0]))
         return state._replace(gradient=gradient, batch_size=rows, step=state.step + 1), info
+
+    def _pull(self, problem: Problem, name: str, theta: Tensor) -> Tensor:
+        """The gradient of the log prior of one tensor (zero under `weight_decay`): never a whole tree of it at a time."""
+        if self.weight_decay is not None:
+            return torch.zeros_like(theta)
+        return problem.prior.gradient({name: theta})[name]
 
     def point(self, state: MAPState) -> Tree:
         return state.theta

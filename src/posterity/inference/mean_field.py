@@ -29,6 +29,7 @@ from posterity.inference.algorithm import (
     gradients,
     keep_buffers,
     stacked_start,
+    survivors,
     varying,
 )
 from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
@@ -74,7 +75,7 @@ class MeanFieldVI(Algorithm):
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     learning_rate: Schedule = Cosine(1e-2)
-    std_learning_rate: Schedule = Cosine(2e-2)
+    std_learning_rate: Schedule = Cosine(1e-2)
     init_std: float = 1e-2
     beta1: float = 0.9
     beta2: float = 0.999
@@ -109,26 +110,23 @@ class MeanFieldVI(Algorithm):
         mean_adam = Adam(at(self.learning_rate, t, steps), t + 1, self.beta1, self.beta2)
         std_adam = Adam(at(self.std_learning_rate, t, steps), t + 1, self.beta1, self.beta2)
         share = 1.0 / (problem.data_weight * problem.data_size)
+        alive = survivors(info)
         for name, log_std in state.log_std.items():
             precision, center = gaussian_prior(problem, name)
-            views = [state.mean[name], log_std, thetas[name], gradient.pop(name)]
-            views += [state.mean_first[name], state.mean_second[name]]
-            views += [state.log_std_first[name], state.log_std_second[name]]
+            views = [state.mean[name], log_std, thetas[name], gradient[name]]
             if isinstance(center, Tensor):
                 views.append(center.expand_as(log_std).contiguous())
             scratch = torch.empty(min(log_std.numel(), CHUNK), dtype=log_std.dtype, device=log_std.device)
-            for m, rho, theta, g, m1, m2, r1, r2, *c in chunks(*views, alive=info.finite):
-                s = scratch[: m.numel()]
+            for m, rho, theta, g, *c in chunks(*views, alive=alive):
                 # dL/drho, written over theta, which has served
-                theta.sub_(m).mul_(g)
-                torch.mul(rho, 2.0, out=s).exp_()
-                theta.add_(s, alpha=precision * share).sub_(share)
+                variance = torch.mul(rho, 2.0, out=scratch[: rho.numel()]).exp_()
+                theta.sub_(m).mul_(g).add_(variance, alpha=precision * share).sub_(share)
                 # dL/dm, written over g
                 g.add_(m, alpha=precision * share)
                 if c:
                     g.sub_(c[0], alpha=precision * share)
-                mean_adam.update_(m, g, m1, m2, s)
-                std_adam.update_(rho, theta, r1, r2, s)
+        mean_adam.update_(state.mean, gradient, state.mean_first, state.mean_second, alive)
+        std_adam.update_(state.log_std, thetas, state.log_std_first, state.log_std_second, alive)
         keep_buffers(state.mean, info)
         return state._replace(step=state.step + 1), info
 

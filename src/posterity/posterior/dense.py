@@ -32,7 +32,8 @@ class Dense(Posterior):
     kind: ClassVar[str] = "dense"
 
     def __init__(self, point: Tree, names: tuple[str, ...], factor: Tensor) -> None:
-        self.point, self.names, self.factor = point, names, factor
+        # As a stored one comes back: the layout of a matrix moves the last bit of its products.
+        self.point, self.names, self.factor = point, names, factor.contiguous()
 
     @property
     def finite(self) -> int | None:
@@ -46,7 +47,7 @@ class Dense(Posterior):
     def _split(self, flat: Tensor, add: bool) -> Tree:
         sizes = [self.point[name].numel() for name in self.names]
         parts = {k: part.view_as(self.point[k]) for k, part in zip(self.names, flat.split(sizes))}
-        return {k: self.point[k] + part for k, part in parts.items()} if add else parts
+        return {k: (self.point[k] + part).to(self.point[k]) for k, part in parts.items()} if add else parts
 
     def mean(self) -> Tree:
         return self.point
@@ -79,7 +80,8 @@ class Kronecker(Posterior):
     kind: ClassVar[str] = "kronecker"
 
     def __init__(self, point: Tree, names: tuple[str, ...], rows: Tensor, columns: Tensor, stds: Tensor) -> None:
-        self.point, self.names, self.rows, self.columns, self.stds = point, names, rows, columns, stds
+        self.point, self.names = point, names
+        self.rows, self.columns, self.stds = (matrix.contiguous() for matrix in (rows, columns, stds))
 
     @property
     def finite(self) -> int | None:
@@ -89,7 +91,7 @@ class Kronecker(Posterior):
         for i in range(DRAWS if n is None else n):
             z = random.fold(i).normal(tuple(self.stds.shape), like=self.stds)
             shifts = self._split(self.rows @ (self.stds * z) @ self.columns.T)
-            yield {**self.point, **{k: self.point[k] + shift for k, shift in shifts.items()}}
+            yield {**self.point, **{k: (self.point[k] + shift).to(self.point[k]) for k, shift in shifts.items()}}
 
     def _split(self, matrix: Tensor) -> Tree:
         width = self.point[self.names[0]].shape[1]

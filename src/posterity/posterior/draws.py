@@ -39,6 +39,8 @@ class Draws(Posterior):
             yield member(self.stacked, k)
 
     def mean(self) -> Tree:
+        if self.finite == 1:
+            return member(self.stacked, 0)
         raise CompatibilityError(NO_MEAN)
 
     def moments(self) -> dict[str, Moment]:
@@ -71,6 +73,8 @@ class Streamed(Posterior):
             yield self.reader[k]
 
     def mean(self) -> Tree:
+        if self.finite == 1:
+            return self.reader[0]
         raise CompatibilityError(NO_MEAN)
 
     def moments(self) -> dict[str, Moment]:

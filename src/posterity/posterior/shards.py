@@ -68,10 +68,10 @@ class ShardWriter:
         per_shard_bytes: int = 64 * 2**20,
         resume_from: int = 0,
     ) -> None:
-        self._folder = prepare_folder(folder)
+        self.folder = prepare_folder(folder)
         self._prefix = prefix
         self._limit = per_shard_bytes
-        used = {r.file for r in records(self._folder).values()} if (self._folder / MANIFEST).exists() else set()
+        used = {r.file for r in records(self.folder).values()} if (self.folder / MANIFEST).exists() else set()
         in_use = any(re.fullmatch(re.escape(prefix) + r"-\d{5,}\.safetensors", file) for file in used)
         self._stem = f"{prefix}-1" if in_use else prefix
         self._records: dict[str, FileRecord] = {}  # of the full shards
@@ -133,7 +133,7 @@ class ShardWriter:
         return f"{self._prefix}-{index:05d}"
 
     def _path(self, index: int) -> Path:
-        return self._folder / f"{self._stem}-{index:05d}.safetensors"
+        return self.folder / f"{self._stem}-{index:05d}.safetensors"
 
     def _write(self, full: bool) -> FileRecord:
         path = self._path(len(self._records))
@@ -147,7 +147,7 @@ class ShardWriter:
             path = self._path(len(self._records))
             if self._pending or not path.exists():  # nothing comes after an open shard
                 raise StorageError(
-                    f"{self._folder} holds {len(self)} draws of the {count} to go on after: "
+                    f"{self.folder} holds {len(self)} draws of the {count} to go on after: "
                     f"{path.name} {'ends there' if self._pending else 'is missing'}"
                 )
             tree, metadata = read_tensors(path)
@@ -163,7 +163,7 @@ class ShardWriter:
                     self._add(member(tree, index))
         # The open shard stays on the disk until the next flush takes its place: the checkpoint counts on its draws.
         keep = len(self._records) + bool(self._pending)
-        for path in self._folder.glob(f"{self._stem}-*.safetensors"):
+        for path in self.folder.glob(f"{self._stem}-*.safetensors"):
             match = re.fullmatch(re.escape(self._stem) + r"-(\d{5,})\.safetensors", path.name)
             if match and int(match[1]) >= keep:
                 path.unlink()
