@@ -88,7 +88,7 @@ def bench(
         return
     if name not in benches.names():
         raise typer.BadParameter(f"no bench is called {name!r}; there are {', '.join(benches.names())}")
-    record = benches.run(name, quick=quick, peers=peers, out=out)
+    record = benches.run(name, quick=quick, peers=peers, out=out, tell=lambda line: stderr.print(line))
     if as_json:
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
     else:

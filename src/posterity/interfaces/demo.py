@@ -21,6 +21,7 @@ __all__ = ["METHODS", "Demo", "Digits", "digits", "network", "run"]
 
 GRID = (1.0, 10.0, 100.0)  # data_weight
 PRIOR = 1.0
+BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,14 @@ class Demo:
     pick: bool | str = True
 
 
-_MAP = po.MAP(learning_rate=po.Cosine(3e-3))
+# Picked by validation NLL on the splits 101 to 103, which nothing else uses.
+_MAP = po.MAP(learning_rate=po.Cosine(5e-3))
 
 METHODS: dict[str, Demo] = {
     "map": Demo(_MAP, 40, ("mean",)),
     "deep-ensemble": Demo(po.Ensemble(_MAP, 5), 40, ("draws",), pick="map"),
-    "mean-field": Demo(po.MeanFieldVI(learning_rate=po.Cosine(2e-2)), 60, ("draws", "mean")),
-    "ivon": Demo(po.IVON(), 60, ("draws", "mean")),
+    "mean-field": Demo(po.MeanFieldVI(learning_rate=po.Cosine(2e-2)), 40, ("draws", "mean")),
+    "ivon": Demo(po.IVON(learning_rate=po.Cosine(0.5)), 50, ("draws", "mean")),
     "laplace": Demo(po.LastLayerLaplace(base=_MAP), 40, ("draws", "mean"), pick="map"),
 }
 
@@ -112,8 +114,8 @@ def _fit(name: str, demo: Demo, data: Digits, seed: int, picked: dict[str, float
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PosterityWarning)
             model = po.fit(
-                lambda: network(), data.train, "categorical", demo.method, PRIOR, epochs=demo.epochs,
-                validation=data.validation, data_weight=weight, seed=seed, progress=False,
+                network, data.train, "categorical", demo.method, PRIOR, epochs=demo.epochs,
+                validation=data.validation, data_weight=weight, seed=seed, batch_size=BATCH, progress=False,
             )  # fmt: skip
         x, y = data.validation
         nll = -float(model.predict(x, via=demo.ways[0]).log_prob(y).mean())
