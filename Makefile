@@ -41,7 +41,7 @@ lint: $(VENV)/.dev ## style and types
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev ## the pages under docs/: their examples run, their links lead somewhere
-	$(BIN)/python -m pytest -q -p no:randomly --doctest-glob='*.md' README.md docs tests/test_docs.py
+	$(BIN)/python -m pytest -q README.md docs tests/test_docs.py
 
 bench-check: $(VENV)/.dev ## the committed figures against their thresholds
 	$(BIN)/posterity bench --check
