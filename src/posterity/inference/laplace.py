@@ -1,10 +1,11 @@
 """Laplace's approximation of the last layer, around the maximum a posteriori.
 
-    precision = diag(1 / p^2) + w * sum over rows of J_r^T F_r J_r
+    precision = diag(1 / p^2) + w * sum over rows of c_r J_r^T F_r J_r
 
-J_r: the outputs of row r by the last Linear's weight and bias; F_r: the Fisher information of the likelihood at those
-outputs, so the sum is the exact Gauss-Newton matrix. "full" keeps the whole matrix; "kronecker" keeps (sum F) x (mean of
-features outer features), whose eigenbasis makes the inverse and its root cheap. Daxberger et al. (2021).
+c_r: the row's weight, 0 where its target is ignored; J_r: the outputs of row r by the last Linear's weight and bias; F_r:
+the Fisher information of the likelihood at those outputs, so the sum is the exact Gauss-Newton matrix. "full" keeps the
+whole matrix; "kronecker" keeps (sum F) x (mean of features outer features), whose eigenbasis makes the inverse and its root
+cheap. Daxberger et al. (2021).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ LARGEST_FULL = 8192
 
 class LaplaceState(NamedTuple):
     theta: Tree  # [members, ...] the modes
-    curvature: Tree  # "full": {weight: [members, P, P]}; "kronecker": {"outputs" and "features": [members, n, n]}
+    # "full": {weight: [members, P, P]}; "kronecker": sums {"outputs" and "features": [members, n, n], "count": [members]}
+    curvature: Tree
     prior: Tree  # (weight, bias) -> () precision; their order is the order of the flattened weights
     rows: Tensor  # [members] float64, rows seen
     scale: Tensor  # () float64, w N
@@ -135,15 +137,17 @@ class LastLayerLaplace(Algorithm):
 
     def _curvature(self, problem: NetworkProblem, theta: Tree, layer: LastLayer, batch: Batch) -> Tree:
         fisher = problem.likelihood.fisher(layer.outputs, pick(theta, LIKELIHOOD)).double()
+        count = (~problem.likelihood.void(batch.targets)).to(fisher)  # as in the loss: how often each row counts
         if batch.weight is not None:
-            fisher = fisher * batch.weight.double()[:, None, None]
+            count = count * batch.weight
+        fisher = fisher * count[:, None, None]
         features = layer.features.double()
         jacobian = None if layer.jacobian is None else layer.jacobian.double()
         if self.structure == "kronecker":
             if jacobian is not None:
                 fisher = torch.einsum("rjtu,rjl,rltv->ruv", jacobian, fisher, jacobian)
-            mean_features = torch.einsum("rth,rti->hi", features, features) / features.shape[1]
-            return {"outputs": fisher.sum(0), "features": mean_features}
+            summed = torch.einsum("r,rth,rti->hi", count, features, features) / features.shape[1]
+            return {"outputs": fisher.sum(0), "features": summed, "count": count.sum()}
         units, width = problem.network.trainable[layer.weight].shape[0], features.shape[-1]
         if (size := units * width) > LARGEST_FULL:
             raise CompatibilityError(
@@ -185,7 +189,8 @@ class LastLayerLaplace(Algorithm):
         curvature = member(state.curvature, k)
         output_values, rows = torch.linalg.eigh(curvature["outputs"])
         feature_values, columns = torch.linalg.eigh(curvature["features"])
-        scale = state.scale / state.rows[k] ** 2  # sum of F times MEAN of features, per row seen, times w N
+        # sum of F times MEAN of features, per row seen, times w N
+        scale = state.scale / state.rows[k] / curvature["count"]
         weight_precision = state.prior[names[0]]
         likelihood = scale * output_values.clamp(min=0.0)[:, None] * feature_values.clamp(min=0.0)[None, :]
         return Kronecker(point, names, rows.float(), columns.float(), (likelihood + weight_precision).rsqrt().float())

@@ -47,12 +47,12 @@ def fit_temperature(
             for output, own in outputs:
                 reduced.add(output, own)
             log_prob = reduced.result().log_prob(targets)
-            total, rows = total - float(log_prob.double().sum()), rows + len(log_prob)
+            total, rows = total - float(log_prob.double().sum()), rows + int((~likelihood.void(targets)).sum())
         return total / max(rows, 1), rows
 
     before, rows = nll(1.0)
     if rows == 0:
-        raise DataError("the calibration data has no rows")
+        raise DataError("the calibration data has no rows, or none whose target counts")
     if not math.isfinite(before):
         raise DataError("the NLL of the calibration data is not finite: check its targets")
     low, high = _LOW, _HIGH
