@@ -40,6 +40,8 @@ def restore(template: Any, flat: Tree, prefix: str = "state") -> Any:
         return flat[prefix].to(template.device)
     if hasattr(template, "_asdict"):
         return type(template)(*(restore(part, flat, f"{prefix}/{name}") for name, part in template._asdict().items()))
+    if any(not isinstance(part, Tensor) for part in template.values()):
+        return {name: restore(part, flat, f"{prefix}/{name}") for name, part in template.items()}
     device = next((leaf.device for leaf in template.values()), torch.device("cpu"))
     path = f"{prefix}/"
     return {name[len(path) :]: leaf.to(device) for name, leaf in flat.items() if name.startswith(path)}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from posterity.training.checkpoint import carried, left_behind, restore
 from posterity.training.loop import Budget, Callback, Position, check_settings, run_stage
 from posterity.training.progress import Watch, watching
 from posterity.training.starts import member_starts
-from posterity.training.survey import Survey, survey
+from posterity.training.survey import Survey, check_held_out, survey
 from posterity.tree import Tree, count, weights
 
 __all__ = ["fit"]
@@ -139,13 +141,17 @@ def fit(
     weight = None if isinstance(sample_weight, str | int) else sample_weight
     training, held_out = _sources(data, validation, reader, batch_size, weight, random)
     net = Network(module, output=output, device=device)
-    found = survey(training, _weighted(likelihood_from(likelihood), class_weight), data_size, random.fold("survey"))
+    least = 2 if net.running_statistics_in_training() else 1
+    weighted = _weighted(likelihood_from(likelihood), class_weight)
+    found = survey(training, weighted, data_size, random.fold("survey"), least)
     problem = NetworkProblem(
         net, found.likelihood, prior_from(prior), data_size=found.data_size, data_weight=data_weight,
         reader=reader, precision=precision, clip=clip,
     )  # fmt: skip
     problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
     problem.prior = prior_from(prior).bind(problem.start())
+    if held_out is not None:
+        check_held_out(problem, held_out, random.fold("survey"))
 
     per_epoch = -(-found.batches // accumulation)
     whole = 10 if epochs is None and steps is None else epochs
@@ -182,7 +188,7 @@ class _Run:
     ) -> tuple[Posterior, History, list[Snapshot], ShardWriter | None]:
         stages = method.stages(plan)
         saved = self._checkpoint() if resume else None
-        position = saved[1] if saved else Position()
+        position = saved[1] if saved else Position(replaces=_manifest_hash(self.folder))
         starts = left_behind(saved[0]) if saved else []
         snapshots: list[Tree | Snapshot] = list(starts)
         if not starts:
@@ -208,9 +214,11 @@ class _Run:
                 snapshots = algorithm.snapshots(state)
             if index + 1 < len(stages):
                 starts = algorithm.snapshots(state)
-                position = Position(stage=index + 1, history=list(history))
+                position = Position(stage=index + 1, history=list(history), replaces=position.replaces)
         if writer is not None:
-            shards = Streamed(ShardReader(self.folder or writer._folder, writer.close()))
+            shards = Streamed(ShardReader(writer.folder, writer.close()))
+            if self.folder is None:  # draws without a run's folder live as long as their posterior
+                weakref.finalize(shards.reader, shutil.rmtree, writer.folder, ignore_errors=True)
         posterior = stages[-1][0].posterior(state, shards)
         return posterior, history, [s for s in snapshots if isinstance(s, Snapshot)], writer
 
@@ -324,11 +332,17 @@ def _finished(
     folder: Path, module: nn.Module, settings: dict[str, Any], output: Any, device: Any
 ) -> BayesianModel | None:
     """The run in `folder`, where it is this fit's. A kill after the save and before the checkpoint went leaves both."""
-    if not (folder / MANIFEST).exists():
+    found = _manifest_hash(folder)
+    if found is None:
         return None
-    saved = {key: value for key, value in load_manifest(folder).items() if key in settings}
-    if (folder / CHECKPOINT).exists() and saved != settings:
+    if (folder / CHECKPOINT).exists() and load_checkpoint(folder)[1]["position"]["replaces"] == found:
         return None
-    check_settings(saved, settings, folder)
+    check_settings({key: v for key, v in load_manifest(folder).items() if key in settings}, settings, folder)
+    (folder / CHECKPOINT).unlink(missing_ok=True)
     warnings.warn(f"{folder} holds this fit, finished: it is returned as it is", PosterityWarning, stacklevel=3)
     return load(folder, module, output=output, device=device)
+
+
+def _manifest_hash(folder: Path | None) -> str | None:
+    there = folder is not None and (folder / MANIFEST).exists()
+    return load_manifest(folder)["sha256"] if there and folder is not None else None

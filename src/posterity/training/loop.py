@@ -64,6 +64,7 @@ class Position:
     stale: int = 0  # epochs since any of them fell
     draws: int = 0  # emitted to shards
     history: list[dict[str, Any]] = field(default_factory=list)
+    replaces: str | None = None  # hash of the manifest of the older run that this one will take the place of
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Position:
