@@ -17,6 +17,8 @@ from posterity.evaluation.evaluation import Evaluation
 from posterity.evaluation.metric import Metric
 from posterity.evaluation.rows import Rows, classification_metrics, regression_metrics
 from posterity.evaluation.selective import aurc
+from posterity.prediction.predictive import reducer
+from posterity.problem.likelihoods import Tokens
 
 
 @dataclass
@@ -290,11 +292,28 @@ def test_mistakes_with_rows():
         Rows().feed(pred, targets[:3])
     with pytest.raises(DataError, match=r"0\.\.4, got 0\.\.5"):
         Rows().feed(pred, torch.tensor([0, 1, 2, 3, 4, 5, 0]))
-    with pytest.raises(CompatibilityError, match=r"one label per row.*\[7, 3, 5\]"):
-        Rows().feed(Classes.of(torch.zeros(11, 7, 3, 5)), targets)
     pred.probs[2] = math.nan
     with pytest.raises(DataError, match=r"probs is NaN in 1 row \(2\)"):
         Rows().feed(pred, targets)
+
+
+def test_a_row_of_tokens_counts_once():
+    draw = torch.randn(7, 4, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1, 2, 3]] * 6 + [[-100] * 4])
+    labels[0, 3] = -100
+    reduced = reducer(Tokens())
+    reduced.add(draw)
+    rows = Rows()
+    rows.feed(reduced.result(), labels)
+    assert len(rows) == 6  # the last row has no token that counts
+    chosen = draw[0, :2].log_softmax(-1)  # positions 0 and 1 say what tokens 1 and 2 are; token 3 is ignored
+    assert rows["log_prob"][0].item() == pytest.approx((chosen[0, 1] + chosen[1, 2]).item(), abs=1e-6)
+    hits = (chosen.argmax(-1) == torch.tensor([1, 2])).double().mean().item()
+    assert rows["hits"][0].item() == pytest.approx(hits)
+    metrics = classification_metrics(rows)
+    assert metrics.keys() == {"nll", "accuracy"}
+    assert metrics["nll"].n == 6
+    assert metrics["nll"].value == pytest.approx(-rows["log_prob"].double().mean().item())
 
 
 # --- the result
@@ -387,8 +406,8 @@ def test_table_shows_the_best_in_bold_and_the_reasons():
     assert "0.5000" in text
     assert "\x1b[1m0.5000" not in text
     assert "\x1b[1m0.7500" not in text  # the only accuracy
-    assert "±0.050" in text
-    assert "worse mean ood_auroc: every row has one value" in text
+    assert "±0.0500" in text
+    assert "ood_auroc: every row has one value (worse" in " ".join(text.split())
     assert text.index("accuracy") < text.index("nll")
 
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 import posterity as po
 from posterity.posterior.dense import Dense, Kronecker
 from posterity.posterior.mixture import Mixture
+from posterity.problem.batches import Batch
 from posterity.random import Random
 from posterity.testing.expect import near
+from posterity.testing.runs import network_problem
 from posterity.testing.worlds import CLASSES, FEATURES, inputs, labels, plain_network
 
 X = inputs()
@@ -171,6 +173,19 @@ def test_each_member_has_a_curvature_of_its_own() -> None:
         alone = po.BayesianModel(model.problem, part)
         factor = part.factor.double()
         near(torch.linalg.inv(factor @ factor.T), gauss_newton(alone, part.names), 2e-3, "the precision of a member")
+
+
+def test_members_may_have_parts_of_different_numbers() -> None:
+    """Void batches, which are left out, leave one member fewer of them to accumulate than another."""
+    problem = network_problem(plain_network(), X, Y, "categorical")
+    method = po.Ensemble(po.LastLayerLaplace(), 2, init="same")
+    parts = [Batch(X[a:b], Y[a:b], rows=b - a) for a, b in ((0, 7), (7, 12), (12, 23))]
+    state = method.init(problem, problem.starts(2, "same", Random(0)), Random(0), po.Plan(7, 1, 1))
+    state, info = method.step(problem, state, [parts, [parts[0]]], Random(0))
+    assert state.rows.tolist() == [23, 7]
+    for k, rows in enumerate((23, 7)):
+        whole = -problem.row_log_probs(problem.start(), problem.outputs(problem.start(), X[:rows]), Y[:rows]).mean()
+        assert float(info.nll[k]) == pytest.approx(whole.item(), rel=1e-5)
 
 
 def test_the_prior_of_the_layer_can_be_its_own() -> None:

@@ -121,14 +121,16 @@ class Evaluation:
         for name in names:
             words = name.split("_")  # one under the other; a value has at most seven characters
             table.add_column("\n".join(words), justify="right", min_width=max(7, *map(len, words)))
-        reasons: dict[str, str | None] = {}
+        reasons: dict[str, list[str]] = {}
         for row in self.rows:
             found = row["metrics"]
             cells = [_cell(found[name], best[name]) if name in found else "" for name in names]
-            table.add_row(row["method"], row["via"], *map(Text.from_markup, cells))
-            reasons |= {name: found[name].reason for name in names if name in found and found[name].reason}
+            table.add_row(Text(row["method"]), Text(row["via"]), *map(Text.from_markup, cells))
+            for name in names:
+                if name in found and found[name].reason:
+                    reasons.setdefault(f"{name}: {found[name].reason}", []).append(f"{row['method']} {row['via']}")
         if reasons:
-            table.caption = Text("\n".join(f"- {name}: {reason}" for name, reason in reasons.items()))
+            table.caption = Text("\n".join(f"{reason} ({', '.join(who)})" for reason, who in reasons.items()))
         return table
 
     def _best(self, name: str) -> float | None:

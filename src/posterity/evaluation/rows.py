@@ -190,7 +190,9 @@ def _classification_columns(pred: Any, targets: Any) -> dict[str, Tensor]:
     classes = pred.canonical(targets) if hasattr(pred, "canonical") else torch.as_tensor(targets)
     counts = (classes.sum(-1) > 0) if classes.is_floating_point() else (classes != IGNORE)
     if counts.shape != pred.log_probs.shape[:1]:
-        raise ShapeError(f"targets {list(classes.shape)} do not go with probs {list(pred.probs.shape)}")
+        raise ShapeError(
+            f"targets {list(classes.shape)} do not go with probs {list(pred.probs.shape)}: one class per row"
+        )
     probs, classes = pred.probs[counts], classes.to(counts.device)[counts]
     if classes.is_floating_point():  # soft labels: the distance to the whole distribution, the hit of its mode
         brier, classes = (probs.double() - classes).square().sum(1), classes.argmax(1)

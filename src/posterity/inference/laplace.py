@@ -102,7 +102,8 @@ class LastLayerLaplace(Algorithm):
     ) -> tuple[LaplaceState, Info]:
         assert isinstance(problem, NetworkProblem)
         curvature, prior, rows = dict(state.curvature), dict(state.prior), state.rows.clone()
-        nlls, finite = [], []
+        nll, seen = torch.zeros(self.members), torch.zeros(self.members)
+        finite = torch.ones(self.members, dtype=torch.bool)
         for k, batch in enumerate(batches):
             theta = member(state.theta, k)
             for part in batch if isinstance(batch, list) else [batch]:
@@ -113,16 +114,16 @@ class LastLayerLaplace(Algorithm):
                     log_prob = problem.row_log_probs(theta, layer.outputs, part.targets)
                     added = self._curvature(problem, theta, layer, part)
                 fine = all(bool(torch.isfinite(value).all()) for value in (log_prob, *added.values()))
-                nlls.append(-log_prob.mean())
-                finite.append(fine)
+                nll[k] -= log_prob.sum().cpu()
+                seen[k] += part.rows
+                finite[k] &= fine
                 if fine:
                     for name, value in added.items():
                         if name not in curvature:
                             curvature[name] = value.new_zeros((self.members, *value.shape))
                         curvature[name][k].add_(value)
                     rows[k] += part.rows
-        nll = torch.stack(nlls).view(self.members, -1).mean(1)
-        info = Info(nll, torch.zeros_like(nll), torch.tensor(finite).view(self.members, -1).all(1), {})
+        info = Info(nll / seen, torch.zeros(self.members), finite, {})
         return state._replace(curvature=curvature, prior=prior, rows=rows, step=state.step + 1), info
 
     def _prior(self, problem: Problem, layer: LastLayer, known: Tree) -> Tree:
