@@ -50,6 +50,7 @@ peers: ## the other libraries, in an environment of their own, for `posterity be
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install -q $(TORCH)
 	.venv-peers/bin/pip install -q -r benchmarks/peers-requirements.txt
+	.venv-peers/bin/pip uninstall -q -y torchvision  # what they bring does not import beside this torch
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .venv-peers posterity-demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

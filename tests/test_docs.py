@@ -1,5 +1,6 @@
 """The pages: every link leads somewhere, every name of the library that they use exists."""
 
+import json
 import re
 from pathlib import Path
 
@@ -29,3 +30,17 @@ def test_names_exist(page: Path) -> None:
 def test_every_public_name_is_documented() -> None:
     for name in po.__all__:
         assert (getattr(po, name).__doc__ or "").strip(), name
+
+
+def test_the_readme_has_the_committed_figures() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "training-cost.json").read_text("utf-8"))["rows"]
+    figures = {(row["contestant"], row["cell"]): row.get("copies", row.get("times_adamw")) for row in rows}
+    shown = {"po.MAP": "map", "po.MeanFieldVI": "mean_field", "po.IVON": "ivon"}
+    cells = ("time, 5.9M weights, B=256", "time, 5.9M weights, B=32", "time, 26k weights, B=64", "memory")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for name, contestant in shown.items():
+        found = re.search(rf"\| `{re.escape(name)}` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", readme)
+        assert found, name
+        for digits, cell in zip(found.groups(), cells):
+            places = len(digits.partition(".")[2])
+            assert float(digits) == pytest.approx(figures[contestant, cell], abs=0.51 * 10**-places), (name, cell)
