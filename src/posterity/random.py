@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -114,6 +115,7 @@ class Random:
                 _restore_others(others)
 
 
+@lru_cache(maxsize=4096)  # purposes and tensor names come back every step
 def _digest(key: int, word: str) -> int:
     content = key.to_bytes(16, "little") + word.encode()
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")

@@ -166,3 +166,12 @@ def test_precision_and_clip() -> None:
     norm = float(np.sqrt(sum(float(leaf.square().sum()) for leaf in clipped.snapshots[0].gradient.values())))
     assert norm == pytest.approx(0.01, rel=1e-5)
     assert clipped.history[0]["gradient_norm"] > 0.1, "the history tells the norm before clipping"
+
+
+def test_a_prior_centred_at_the_start_means_the_weights_given() -> None:
+    module = plain_network()
+    given = {name: leaf + 1.0 for name, leaf in module.state_dict().items()}
+    model = po.fit(module, (X, Y), prior=po.Normal(1.0, center="start"), steps=1, start=given)
+    assert isinstance(model.problem.prior, po.Normal)
+    for name, leaf in given.items():
+        assert torch.equal(model.problem.prior.centers[name], leaf), name

@@ -189,10 +189,12 @@ class _Run:
         stages = method.stages(plan)
         saved = self._checkpoint() if resume else None
         position = saved[1] if saved else Position(replaces=_manifest_hash(self.folder))
+        given = member_starts(self.problem, stages[0][0], start, builder, self.random.fold("starts"))
+        where = given[0].theta if isinstance(given[0], Snapshot) else given[0]
+        self.problem.prior = self.problem.prior.bind(where)  # a prior centred at the start means this one
         starts = left_behind(saved[0]) if saved else []
         snapshots: list[Tree | Snapshot] = list(starts)
-        if not starts:
-            starts = member_starts(self.problem, stages[0][0], start, builder, self.random.fold("starts"))
+        starts = starts or given
         writer, shards = None, None
         state: Any = None
         for index in range(position.stage, len(stages)):
