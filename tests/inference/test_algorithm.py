@@ -151,3 +151,8 @@ def test_hyperparameters_are_json() -> None:
     found = po.LastLayerLaplace(base=po.MAP(learning_rate=po.Cosine(0.1))).hyperparameters()
     assert found["base"]["learning_rate"] == {"peak": 0.1, "warmup": 0.0, "final": 0.0}
     assert found["structure"] == "full"
+
+
+def test_an_ensemble_has_its_own_title() -> None:
+    algorithms = (po.MAP(), po.DeepEnsemble(3), po.IVON(), po.Ensemble(po.IVON(), 2))
+    assert [algorithm.title for algorithm in algorithms] == ["map", "deep-ensemble", "ivon", "ivon-ensemble"]

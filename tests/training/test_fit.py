@@ -133,7 +133,7 @@ def test_a_run_is_complete(method: po.Algorithm, tmp_path: Path) -> None:
     }
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "checkpoint"))]
     for key, wanted in {
-        "method": method.name, "seed": 3, "data_size": 23, "data_weight": 1.5, "temperature": 1.0, "format_version": 1,
+        "method": method.title, "seed": 3, "data_size": 23, "data_weight": 1.5, "temperature": 1.0, "format_version": 1,
     }.items():  # fmt: skip
         assert manifest[key] == wanted, key
     assert manifest["prior"]["std"] == 0.7

@@ -58,12 +58,19 @@ class Algorithm(ABC):
     name: ClassVar[str]
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal,)  # those that it can use
 
+    ensemble_name: ClassVar[str] = ""  # what several members are called; "<name>-ensemble" unless set
+
     members: int = 1
     member_init: str = "reset"  # how members after the first start: "reset" or "same"
 
     def __post_init__(self) -> None:
         if self.members < 1:
             raise ValueError(f"members must be at least 1, got {self.members}")
+
+    @property
+    def title(self) -> str:
+        """What runs and tables call this: its name, or its ensemble's."""
+        return self.name if self.members == 1 else self.ensemble_name or f"{self.name}-ensemble"
 
     def stages(self, plan: Plan) -> list[tuple[Algorithm, Plan]]:
         """The algorithms to run one after the other, each from the last one's snapshots."""

@@ -72,6 +72,7 @@ class MAP(Algorithm):
     """
 
     name: ClassVar[str] = "map"
+    ensemble_name: ClassVar[str] = "deep-ensemble"
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Laplace, ScaleMixture, Flat)
 
     learning_rate: Schedule = Cosine(1e-3)

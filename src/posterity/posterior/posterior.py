@@ -35,6 +35,10 @@ class Posterior(ABC):
         super().__init_subclass__(**options)
         _KINDS[cls.kind] = cls
 
+    def __repr__(self) -> str:
+        draws = "" if self.finite is None else f", {self.finite} draws"
+        return f"{type(self).__name__}({sum(leaf.numel() for leaf in self.tensors().values()):,} numbers{draws})"
+
     @property
     @abstractmethod
     def finite(self) -> int | None:

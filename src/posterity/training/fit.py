@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posterity.errors import CompatibilityError, DataError, PosterityWarning
+from posterity.errors import CompatibilityError, PosterityWarning
 from posterity.history import History
 from posterity.inference.algorithm import Algorithm, Plan
 from posterity.inference.map import MAP
@@ -26,7 +26,7 @@ from posterity.posterior.posterior import Posterior
 from posterity.posterior.shards import ShardReader, ShardWriter
 from posterity.posterior.storage import CHECKPOINT, MANIFEST, load_checkpoint, load_manifest, prepare_folder
 from posterity.problem.batches import Reader
-from posterity.problem.data import Source, as_inputs, pick_rows, source, take
+from posterity.problem.data import Source
 from posterity.problem.likelihoods import Likelihood, likelihood_from
 from posterity.problem.network import Network
 from posterity.problem.priors import Prior, prior_from
@@ -34,6 +34,7 @@ from posterity.problem.problem import NetworkProblem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
 from posterity.training.checkpoint import carried, left_behind, restore
+from posterity.training.held_out import sources
 from posterity.training.loop import Budget, Callback, Position, check_settings, run_stage
 from posterity.training.progress import Watch, watching
 from posterity.training.starts import member_starts
@@ -139,7 +140,7 @@ def fit(
     builder, module = _module(network, random)
     reader = Reader(target, sample_weight if isinstance(sample_weight, str | int) else None)
     weight = None if isinstance(sample_weight, str | int) else sample_weight
-    training, held_out = _sources(data, validation, reader, batch_size, weight, random)
+    training, held_out = sources(data, validation, reader, batch_size, weight, random)
     net = Network(module, output=output, device=device)
     least = 2 if net.running_statistics_in_training() else 1
     weighted = _weighted(likelihood_from(likelihood), class_weight)
@@ -247,40 +248,6 @@ def _module(network: Any, random: Random) -> tuple[Callable[[], nn.Module] | Non
     return network, module
 
 
-def _sources(
-    data: Any, validation: Any, reader: Reader, batch_size: int | None, weight: Any, random: Random
-) -> tuple[Source, Source | None]:
-    if isinstance(validation, float):
-        data, validation, weight = _held_out(data, validation, weight, random)
-    training = source(data, reader, "training", batch_size=batch_size, shuffle=True, weight=weight)
-    if validation is None:
-        return training, None
-    own = None if _brings_batches(validation) else batch_size or 1024
-    return training, source(validation, reader, "validation", batch_size=own)
-
-
-def _brings_batches(data: Any) -> bool:
-    return isinstance(data, torch.utils.data.DataLoader) or not isinstance(
-        data, torch.utils.data.Dataset | tuple | list
-    )
-
-
-def _held_out(data: Any, share: float, weight: Any, random: Random) -> tuple[Any, Any, Any]:
-    if not 0.0 < share < 1.0:
-        raise DataError(f"validation as a share of the rows must lie in (0, 1), got {share}")
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise DataError("a share to hold out needs data given whole, (inputs, targets); give validation= its own data")
-    inputs, targets = as_inputs(data[0]), data[1]
-    rows = len(targets)
-    order = torch.randperm(rows, generator=random.fold("validation split").generator())
-    held = max(1, round(share * rows))
-    if held >= rows:
-        raise DataError(f"holding out {share} of {rows} rows leaves none to train on")
-    kept, out = order[held:].sort().values, order[:held].sort().values
-    left = None if weight is None else pick_rows(weight, kept)
-    return (take(inputs, kept), pick_rows(targets, kept)), (take(inputs, out), pick_rows(targets, out)), left
-
-
 def _weighted(likelihood: Likelihood, class_weight: Any) -> Likelihood:
     if class_weight is None:
         return likelihood
@@ -299,7 +266,7 @@ def _settings(
 ) -> dict[str, Any]:  # fmt: skip
     trainable = problem.network.trainable
     settings = {
-        "method": method.name,
+        "method": method.title,
         "hyperparameters": method.hyperparameters(),
         "likelihood": problem.likelihood.to_json(),
         "prior": problem.prior.to_json(),
@@ -325,7 +292,7 @@ def _headline(problem: NetworkProblem, method: Algorithm, found: Survey) -> str:
     size = count(weights(problem.start()))
     members = f" x {method.members} members" if method.members > 1 else ""
     return (
-        f"{method.name}{members}: {size:,} weights, N = {problem.data_size:,} rows, data_weight {problem.data_weight:g}, "
+        f"{method.title}{members}: {size:,} weights, N = {problem.data_size:,} rows, data_weight {problem.data_weight:g}, "
         f"{problem.likelihood.name} likelihood, {problem.prior.name} prior, {found.batches} batches an epoch"
     )
 
