@@ -120,7 +120,7 @@ class Algorithm(ABC):
     def check_prior(self, problem: Problem) -> None:
         """Raise where the problem's prior is of no class that this algorithm takes."""
         prior = problem.prior
-        if not isinstance(prior, (*self.priors, Flat) if Flat in self.priors else self.priors):
+        if not isinstance(prior, self.priors):
             names = " or ".join(prior.name for prior in self.priors)
             raise PriorError(
                 f"{type(self).__name__} needs a {names} prior, got {prior.name}; pass prior=po.Normal(1.0)"

@@ -246,9 +246,8 @@ def source(
             raise DataError(f"the {what} loader has its own batches: leave batch_size out")
         if weight is not None:
             raise DataError("sample weights for a loader come with its batches: name their key or position")
-        if (size := _length(data)) == 0:
+        if _length(data) == 0:
             raise DataError(f"the {what} loader has no batches")
-        del size
         return Source(data, reader, what)
     rows = data if isinstance(data, Dataset) else _whole(data, what, weight)
     if isinstance(data, Dataset) and weight is not None:

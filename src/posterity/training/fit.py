@@ -29,7 +29,7 @@ from posterity.problem.batches import Reader
 from posterity.problem.data import Source
 from posterity.problem.likelihoods import Likelihood, likelihood_from
 from posterity.problem.network import Network
-from posterity.problem.priors import Prior, prior_from
+from posterity.problem.priors import Prior
 from posterity.problem.problem import NetworkProblem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
@@ -146,11 +146,10 @@ def fit(
     weighted = _weighted(likelihood_from(likelihood), class_weight)
     found = survey(training, weighted, data_size, random.fold("survey"), least)
     problem = NetworkProblem(
-        net, found.likelihood, prior_from(prior), data_size=found.data_size, data_weight=data_weight,
+        net, found.likelihood, prior, data_size=found.data_size, data_weight=data_weight,
         reader=reader, precision=precision, clip=clip,
     )  # fmt: skip
     problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
-    problem.prior = prior_from(prior).bind(problem.start())
     if held_out is not None:
         check_held_out(problem, held_out, random.fold("survey"))
 
