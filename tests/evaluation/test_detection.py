@@ -11,7 +11,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from posterity.errors import DataError, ShapeError
-from posterity.evaluation.detection import auroc
+from posterity.evaluation.detection import aupr, auroc, fpr_at_tpr
 
 LEVELS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
@@ -99,3 +99,51 @@ def test_the_interval_holds_the_truth(shift, m, n):
     # right as the sets grow only: 0.94 allowed for; fewer than this in 400 has then probability 1e-3
     assert held >= stats.binom.ppf(1e-3, 400, 0.94)
     assert held <= stats.binom.ppf(1 - 1e-3, 400, 0.97)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize(("positive", "negative"), [(29, 53), (499, 23)])
+def test_the_interval_of_the_average_precision_holds_the_truth(shift, positive, negative):
+    # the mean precision over the positive rows, by quadrature
+    generator = torch.Generator().manual_seed(0)
+    z = torch.special.ndtri((torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000) + shift
+    found, wrong = positive * torch.special.ndtr(shift - z), negative * torch.special.ndtr(-z)
+    truth, held = (found / (found + wrong)).mean().item(), 0
+    for _ in range(400):
+        rows = shift + torch.randn(positive, generator=generator, dtype=torch.float64)
+        metric = aupr(rows, torch.randn(negative, generator=generator, dtype=torch.float64))
+        held += metric.low <= truth <= metric.high
+    # Boyd's variance is that of a proportion, too large for most distributions of the precision: at least 0.95
+    assert held >= stats.binom.ppf(1e-3, 400, 0.95)
+
+
+def test_boyd_by_hand():
+    # AP = 5/6 of two positive rows: logit log 5, half-width 1.96 / sqrt(2 * 5/36)
+    metric = aupr(torch.tensor([1, 2]), torch.tensor([0, 1]))
+    half = 1.959963984540054 / math.sqrt(10 / 36)
+    assert metric.low == pytest.approx(1 / (1 + math.exp(-math.log(5) + half)))
+    assert metric.high == pytest.approx(1 / (1 + math.exp(-math.log(5) - half)))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 6.0])
+@pytest.mark.parametrize(("m", "n"), [(29, 53), (173, 101)])
+def test_the_interval_of_the_fpr_holds_the_truth(shift, m, n):
+    generator = torch.Generator().manual_seed(0)
+    truth, held = NormalDist().cdf(NormalDist().inv_cdf(0.95) - shift), 0
+    for _ in range(200):
+        familiar = torch.randn(m, generator=generator, dtype=torch.float64)
+        metric = fpr_at_tpr(familiar, shift + torch.randn(n, generator=generator, dtype=torch.float64))
+        held += metric.low <= truth <= metric.high
+    # two bounds that hold 97.5 in 100 each, whatever the distributions
+    assert held >= stats.binom.ppf(1e-3, 200, 0.95)
+
+
+def test_the_interval_of_the_fpr_by_hand():
+    # P(X >= k) <= 0.0125 for X ~ Bin(100, 0.95) from k = 100 on
+    # (0.95^100 = 0.0059; for 99 it is 0.037); row 100 is the largest.
+    foreign = torch.arange(100.0)
+    metric = fpr_at_tpr(torch.arange(100.0), foreign)
+    below = max(k for k in range(101) if stats.binom.cdf(k - 1, 100, 0.95) <= 0.0125)
+    assert metric.value == 0.95
+    assert metric.high == 1  # row 100 is the largest: all of the foreign rows pass
+    assert metric.low == pytest.approx(stats.beta.ppf(0.0125, below, 101 - below), rel=1e-9)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from posterity.errors import DataError, ShapeError
-from posterity.evaluation.calibration import confidence_gap, ece, reliability
+from posterity.errors import CompatibilityError, DataError, ShapeError
+from posterity.evaluation.calibration import confidence_gap, ece, ece_of, reliability
+from posterity.evaluation.classwise import Classwise
 
 CASES = [
     # confidence, correct, bins, ece
@@ -149,3 +150,107 @@ def test_no_error_seen_is_not_no_error():
     metric = ece(torch.ones(3), torch.ones(3))
     assert metric.value == 0
     assert metric.high > 0.1
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=60), st.integers(1, 20))
+def test_equal_mass(rows, bins):
+    confidence = torch.tensor([level / 12 for level, _ in rows], dtype=torch.float64)
+    correct = torch.tensor([right for _, right in rows])
+    table = reliability(confidence, correct, bins, mass=True)
+    assert int(table.count.sum()) == len(rows)
+    assert len(table.count) <= bins
+    assert (table.count > 0).all()
+    # every row is between the edges of its bin, so that ties are together; counts differ by the ties at both ends
+    inside = (table.lower < confidence[:, None]) & (confidence[:, None] <= table.upper)
+    inside[:, 0] |= confidence == 0
+    assert inside.sum(0).tolist() == table.count.tolist()
+    widest = int(torch.bincount((confidence * 12).round().long()).max())
+    assert int(table.count.max()) <= len(rows) / bins + widest + 1
+    expected = sum(abs((confidence - correct.double())[inside[:, b]].sum().item()) for b in range(len(table.count)))
+    assert ece(confidence, correct, bins, mass=True).value == pytest.approx(expected / len(rows), abs=1e-13)
+
+
+def test_equal_mass_without_ties_is_equal():
+    generator = torch.Generator().manual_seed(0)
+    for rows in (15, 16, 29, 1009):
+        table = reliability(torch.rand(rows, generator=generator) ** 0.1, torch.ones(rows), mass=True)
+        assert int(table.count.max() - table.count.min()) <= 1
+        assert len(table.count) == 15
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.6])
+def test_the_interval_of_equal_mass_holds_the_truth(slope):
+    # right with probability slope * confidence: the error is (1 - slope) E[confidence] = (1 - slope) 3/4 in any bins
+    generator = torch.Generator().manual_seed(0)
+    held = 0
+    for _ in range(400):
+        confidence = 0.5 + 0.5 * torch.rand(199, generator=generator, dtype=torch.float64)
+        correct = torch.rand(199, generator=generator, dtype=torch.float64) < slope * confidence
+        metric = ece(confidence, correct, mass=True)
+        held += metric.low <= (1 - slope) * 0.75 <= metric.high
+    assert held >= stats.binom.ppf(1e-3, 400, 0.95)
+
+
+def test_number_and_diagram_are_one_table():
+    generator = torch.Generator().manual_seed(0)
+    confidence, correct = torch.rand(101, generator=generator), torch.rand(101, generator=generator) < 0.5
+    for mass in (False, True):
+        assert ece(confidence, correct, 7, mass) == ece_of(reliability(confidence, correct, 7, mass))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_classwise_of_blocks_is_that_of_the_whole(dtype):
+    generator = torch.Generator().manual_seed(0)
+    probs = (3 * torch.randn(101, 5, generator=generator, dtype=dtype)).softmax(1)
+    targets = torch.randint(5, (101,), generator=generator)
+    whole = Classwise.of(probs, targets, 7)
+    for cuts in ([50, 51], [1, 100], [0, 101], [29, 31, 41]):
+        parts = [Classwise.of(p, y, 7) for p, y in zip(probs.split(cuts), targets.split(cuts))]
+        merged = parts[0]
+        for part in parts[1:]:
+            merged = merged + part
+        assert merged.count.equal(whole.count)
+        assert merged.hits.equal(whole.hits)
+        # float64 sums of 101 in another order
+        assert merged.ece()[:3] == pytest.approx(whole.ece()[:3], rel=1e-12)
+    assert whole.count.shape == (5, 7)
+    for index, metric in enumerate(whole.per_class()):
+        expected = ece(probs[:, index], targets == index, 7)
+        assert metric[:4] == pytest.approx(expected[:4], rel=1e-9)
+    low = sum(metric.value for metric in whole.per_class()) / 5
+    assert whole.ece().value == pytest.approx(low)
+    assert whole.ece().n == 101
+
+
+def test_classwise_that_does_not_fit():
+    tallies = Classwise.of(torch.full((7, 5), 0.2), torch.zeros(7, dtype=torch.int64))
+    with pytest.raises(CompatibilityError, match=r"\[5, 15\] and \[3, 15\]"):
+        tallies + Classwise.of(torch.full((7, 3), 0.2), torch.zeros(7, dtype=torch.int64))
+    with pytest.raises(ShapeError):
+        Classwise.of(torch.full((7,), 0.2), torch.zeros(7, dtype=torch.int64))
+    with pytest.raises(DataError, match=r"0\.\.4"):
+        Classwise.of(torch.full((7, 5), 0.2), torch.full((7,), 5))
+    assert [metric.reason for metric in Classwise.of(torch.zeros(0, 2), torch.zeros(0).long()).per_class()] == [
+        "no rows"
+    ] * 2
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 1.5])
+def test_the_interval_of_the_classwise_error_holds_the_truth(sharpness):
+    # Five rows of logits, each in a bin of its own for every class, drawn at random; what is said is sharper than what
+    # is so. The binned error of the population is then the mean over the rows and classes of |said - so|.
+    logits = torch.tensor(
+        [[0.8, 0.3, 0.1], [0.8, -1.1, 1.7], [0.9, 0.9, 0.6], [-0.3, -0.2, 0.6], [1.7, 0.1, -2.3]], dtype=torch.float64
+    )
+    so, said = logits.softmax(1), (sharpness * logits).softmax(1)
+    assert all(len((said[:, c] * 15).ceil().unique()) == 5 for c in range(3))
+    truth = (said - so).abs().mean().item()
+    generator = torch.Generator().manual_seed(0)
+    held = 0
+    for _ in range(300):
+        rows = torch.randint(5, (199,), generator=generator)
+        targets = torch.multinomial(so[rows], 1, generator=generator).flatten()
+        metric = Classwise.of(said[rows], targets).ece()
+        held += metric.low <= truth <= metric.high
+    assert held >= stats.binom.ppf(1e-3, 300, 0.95)

@@ -6,23 +6,19 @@ Intervals for three kinds of value, all two-sided and of content 95 %:
     a share of rows     exact (Clopper and Pearson, 1934): the quantiles 0.025 of Beta(k, n - k + 1) and
                         0.975 of Beta(k + 1, n - k)
     anything else       the percentile bootstrap over rows (Efron, 1979)
-
-Both quantiles come from one function, the regularised incomplete beta function I_x(a, b), by its continued fraction
-(Numerical Recipes, 3rd edition, section 6.4) and bisection.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.errors import DataError, ShapeError
+from posterity.evaluation.quantiles import LEVEL, NORMAL, clopper_pearson, student_t
 from posterity.random import Random
 
 __all__ = [
@@ -32,6 +28,7 @@ __all__ = [
     "as_events",
     "as_rows",
     "bootstrap",
+    "bootstrap_counts",
     "clopper_pearson",
     "mean_interval",
     "name_rows",
@@ -40,12 +37,11 @@ __all__ = [
     "student_t",
 ]
 
-LEVEL = 0.95
-NORMAL = NormalDist().inv_cdf(0.5 + LEVEL / 2)  # 1.96
 _BOTH_TAILS = torch.tensor([0.5 - LEVEL / 2, 0.5 + LEVEL / 2], dtype=torch.float64)
 
-# 2**20 float64 are 8 MiB: what one chunk of bootstrap replicates holds of each column.
+# 2**20 float64 are 8 MiB: what one chunk of bootstrap replicates holds of each column. Counts stay in the cache.
 _CHUNK = 2**20
+_COUNTS = 2**17
 
 
 class Metric(NamedTuple):
@@ -153,30 +149,6 @@ def proportion_interval(k: int, n: int) -> Metric:
     return Metric.undefined(0, "no rows") if n == 0 else Metric(k / n, low, high, n)
 
 
-def clopper_pearson(k: int, n: int) -> tuple[float, float]:
-    """The exact 95 % interval of a proportion of which k of n were seen; (0, 1) for n = 0.
-
-    It holds the true proportion at least 95 times in 100, whatever n. Milliseconds, up to n = 1e7.
-    Raises DataError unless 0 <= k <= n. Source: Clopper and Pearson (1934).
-    """
-    if not 0 <= k <= n:
-        raise DataError(f"{k} of {n} is not a proportion")
-    tail = (1 - LEVEL) / 2
-    low = _beta_quantile(tail, k, n - k + 1) if k > 0 else 0.0
-    high = _beta_quantile(1 - tail, k + 1, n - k) if k < n else 1.0
-    return low, high
-
-
-@lru_cache(maxsize=1024)
-def student_t(freedom: int) -> float:
-    """The two-sided 95 % quantile t of Student's distribution, P(|T| <= t) = 0.95, for `freedom` >= 1.
-
-    t^2 / (freedom + t^2) is Beta(1/2, freedom/2).
-    """
-    x = _beta_quantile(LEVEL, 0.5, freedom / 2)
-    return math.sqrt(freedom * x / (1 - x))
-
-
 def bootstrap(statistic: Callable[..., Tensor], *columns: Tensor, replicates: int = 1000, seed: int = 0) -> Metric:
     """Any statistic of the rows, with its percentile bootstrap interval.
 
@@ -195,13 +167,45 @@ def bootstrap(statistic: Callable[..., Tensor], *columns: Tensor, replicates: in
     No rows: undefined. One row, or an undefined replicate: NaN bounds with the reason. Raises DataError on NaN.
     Source: Efron (1979); Davison and Hinkley (1997), section 5.
     """
-    if replicates < 100:
-        raise DataError(f"a bootstrap interval needs at least 100 replicates, got {replicates}")
     rows = as_rows(**{f"column {i}": column for i, column in enumerate(columns)})
     n = len(rows[0])
+    value = statistic(*rows).item() if n else math.nan
+    return _percentiles(
+        value, n, lambda index: statistic(*(column[index] for column in rows)), replicates, seed, _CHUNK
+    )
+
+
+def bootstrap_counts(
+    statistic: Callable[[Tensor], Tensor],
+    n: int,
+    replicates: int = 1000,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Metric:
+    """`bootstrap` of a statistic that needs to know only how often each row was drawn: no sort per replicate.
+
+    Args:
+        statistic: takes counts [..., n] that add up to n, and returns [...]; all ones give the value.
+        n, replicates, seed: the rows; as of `bootstrap`, whose replicates these are.
+        dtype: of the counts of the replicates; those of the value are float64.
+    """
+
+    def counted(index: Tensor) -> Tensor:
+        flat = (index + n * torch.arange(len(index))[:, None]).flatten()
+        return statistic(torch.bincount(flat, minlength=index.numel()).view(index.shape).to(dtype))
+
+    value = statistic(torch.ones(n, dtype=torch.float64)).item() if n else math.nan
+    return _percentiles(value, n, counted, replicates, seed, _COUNTS)
+
+
+def _percentiles(
+    value: float, n: int, resampled: Callable[[Tensor], Tensor], replicates: int, seed: int, chunk: int
+) -> Metric:
+    """The metric of a value and its replicates: `resampled` takes drawn rows [some, n] and returns [some]."""
+    if replicates < 100:
+        raise DataError(f"a bootstrap interval needs at least 100 replicates, got {replicates}")
     if n == 0:
         return Metric.undefined(0, "no rows")
-    value = statistic(*rows).item()
     if n == 1:
         return Metric(value, math.nan, math.nan, 1, "an interval needs at least two rows")
     few = n > 20_000
@@ -209,10 +213,9 @@ def bootstrap(statistic: Callable[..., Tensor], *columns: Tensor, replicates: in
         replicates = min(replicates, 200)
     generator = Random(seed).fold("bootstrap").generator()
     parts = []
-    size = max(1, _CHUNK // n)
+    size = max(1, chunk // n)
     for start in range(0, replicates, size):
-        index = torch.randint(n, (min(size, replicates - start), n), generator=generator)
-        parts.append(statistic(*(column[index] for column in rows)))
+        parts.append(resampled(torch.randint(n, (min(size, replicates - start), n), generator=generator)))
     values = torch.cat(parts).to(torch.float64)
     if undefined := int((~values.isfinite()).sum()):
         return Metric(value, math.nan, math.nan, n, f"undefined in {undefined} of {replicates} bootstrap replicates")
@@ -221,36 +224,6 @@ def bootstrap(statistic: Callable[..., Tensor], *columns: Tensor, replicates: in
         return Metric(value, value - half, value + half, n)
     low, high = torch.quantile(values, _BOTH_TAILS).tolist()
     return Metric(value, min(low, value), max(high, value), n)
-
-
-def _beta_cdf(x: float, a: float, b: float) -> float:
-    """I_x(a, b) by the modified Lentz recursion; about sqrt(max(a, b)) / 10 terms at the quantiles needed here."""
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _beta_cdf(1 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    fraction = d
-    for m in range(1, 1_000_000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d, c = 1 / (1 + even * d), 1 + even / c
-        fraction *= c * d
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d, c = 1 / (1 + odd * d), 1 + odd / c
-        fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return math.exp(log_front) * fraction / a
-
-
-def _beta_quantile(p: float, a: float, b: float) -> float:
-    low, high = 0.0, 1.0
-    while high - low > 1e-14 * high:
-        middle = (low + high) / 2
-        if _beta_cdf(middle, a, b) < p:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 def _number(value: float) -> float | str | None:

@@ -21,7 +21,7 @@ from posterity.evaluation.metric import (
     row_means,
 )
 
-__all__ = ["accuracy", "brier", "brier_rows", "check_probs", "check_targets", "crps", "nll", "rmse", "root"]
+__all__ = ["accuracy", "brier", "brier_rows", "check_probs", "check_targets", "crps", "lppd", "nll", "rmse", "root"]
 
 # Softmax in float32 leaves [0, 1] by a few units in the last place, 1e-7 each; more is a mistake (logits, percents).
 TOLERANCE = 1e-6
@@ -37,6 +37,20 @@ def nll(log_prob: Tensor) -> Metric:
     Raises DataError on NaN.
     """
     return mean_interval(-torch.as_tensor(log_prob))
+
+
+def lppd(log_prob: Tensor) -> Metric:
+    """The mean over rows of log mean_s p_s(y), the log pointwise predictive density: -nll; more is better.
+
+    Vehtari et al. (2017) sum over the rows; a mean can be compared between sets of any size.
+
+    Args:
+        log_prob: [rows] log of the mean over draws of p(y), nats; a row's is the sum over its outputs.
+
+    A row of probability 0 makes the mean -infinite, without an interval; the reason counts such rows.
+    Raises DataError on NaN.
+    """
+    return mean_interval(log_prob)
 
 
 def accuracy(correct: Tensor) -> Metric:

@@ -18,9 +18,21 @@ import torch
 from torch import Tensor
 
 from posterity.errors import DataError
-from posterity.evaluation.metric import Metric, as_events, as_rows, bootstrap, clopper_pearson, student_t
+from posterity.evaluation.detection import newcombe
+from posterity.evaluation.metric import Metric, bootstrap_counts, clopper_pearson, student_t
+from posterity.evaluation.ordering import ordered, tie_ends, tie_means
+from posterity.evaluation.threshold import answered_table, best_threshold, effective_reliability
 
-__all__ = ["RiskCoverage", "aurc", "coverage_at_risk", "risk_coverage"]
+__all__ = [
+    "RiskCoverage",
+    "answered_table",
+    "aurc",
+    "best_threshold",
+    "coverage_at_risk",
+    "effective_reliability",
+    "excess_aurc",
+    "risk_coverage",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +59,9 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
 
     Raises DataError on NaN, ShapeError on unequal shapes.
     """
-    confidence, errors, ties = _ordered(confidence, correct)
+    confidence, errors, ties = ordered(confidence, correct)
     rank = torch.arange(1, len(errors) + 1, dtype=torch.float64)
-    return RiskCoverage(rank / len(errors), _tie_means(errors, ties).cumsum(0) / rank, confidence)
+    return RiskCoverage(rank / len(errors), tie_means(errors, ties).cumsum(0) / rank, confidence)
 
 
 def aurc(confidence: Tensor, correct: Tensor) -> Metric:
@@ -68,7 +80,7 @@ def aurc(confidence: Tensor, correct: Tensor) -> Metric:
 
     Args: as of `risk_coverage`. No rows: undefined. Raises as it does.
     """
-    confidence, errors, ties = _ordered(confidence, correct)
+    confidence, errors, ties = ordered(confidence, correct)
     n, wrong = len(errors), int(errors.sum())
     if n == 0:
         return Metric.undefined(0, "no rows")
@@ -77,14 +89,62 @@ def aurc(confidence: Tensor, correct: Tensor) -> Metric:
         return Metric(0.0, 0.0, rarer * (1 - math.log(rarer)), n)
     if wrong == n:
         return Metric(1.0, 1 - rarer + rarer * math.log(rarer), 1.0, n)
-    rank = torch.arange(1, n + 1, dtype=torch.float64)
-    mean_errors = _tie_means(errors, ties)
-    value = (mean_errors.cumsum(0) / rank).mean().item()
-    weight = _tie_means((1 / rank).flip(0).cumsum(0).flip(0), ties)
-    behind = _tie_means((mean_errors / rank).flip(0).cumsum(0).flip(0), ties)
-    error = (errors * weight - behind).std().item() / math.sqrt(n)
+    value, influence = _area(errors, ties)
+    error = influence.std().item() / math.sqrt(n)
     ratio = min(student_t(min(wrong, n - wrong)) * error / value, 700.0)  # exp(710) overflows
     return Metric(value, value * math.exp(-ratio), min(value * math.exp(ratio), 1.0), n)
+
+
+def excess_aurc(confidence: Tensor, correct: Tensor) -> Metric:
+    """AURC minus that of the perfect order of the same errors: what a better confidence could still win.
+
+    With k errors the perfect order has AURC* = (1/n) sum_{j <= k} j / (n - k + j), about r + (1 - r) log(1 - r) at the
+    error rate r. In [0, log 2]; 0 if every error is less confident than every right row.
+
+    A linear statistic of ranks as the AURC: its influence is that of the AURC plus e_j log(1 - r), and its interval
+    E exp(+- t se / E), cut at log 2. A few misplaced rows can carry all of it, so that t has n / kurtosis of the
+    influence degrees of freedom, at most those of the AURC. At E = 0 that has no width: the upper end is then the
+    largest excess that an AUROC A0 of right against wrong rows allows, all misplaced errors on top, with A0 the lower
+    bound of the AUROC by Newcombe,
+
+        (1 - r + q) H(q / (1 - r + q)),    q = (1 - A0) r,    H(p) = -p log p - (1 - p) log(1 - p)
+
+    Without an error, or without a right row, the excess is 0 and the upper end H of the exact bound of the rarer kind.
+
+    Args: as of `risk_coverage`. No rows: undefined. Raises as it does. Source: Geifman et al. (2019).
+    """
+    confidence, errors, ties = ordered(confidence, correct)
+    n, wrong = len(errors), int(errors.sum())
+    if n == 0:
+        return Metric.undefined(0, "no rows")
+    if wrong in (0, n):
+        return Metric(0.0, 0.0, _entropy(min(clopper_pearson(0, n)[1], 0.5)), n)
+    rate = wrong / n
+    area, influence = _area(errors, ties)
+    steps = torch.arange(1, wrong + 1, dtype=torch.float64)
+    value = area - (steps / (n - wrong + steps)).sum().item() / n
+    # `ordered` is sorted: the confidences fall, so that the smallest right row against the largest wrong one decides.
+    if confidence[errors == 0][-1] > confidence[errors == 1][0]:
+        q = (1 - newcombe(1.0, wrong, n - wrong)[0]) * rate
+        return Metric(0.0, 0.0, (1 - rate + q) * _entropy(q / (1 - rate + q)), n)
+    ratio = min(half_width(influence + errors * math.log1p(-rate), min(wrong, n - wrong)) / value, 700.0)
+    return Metric(value, value * math.exp(-ratio), max(value, min(value * math.exp(ratio), math.log(2))), n)
+
+
+def half_width(influence: Tensor, freedom: int) -> float:
+    """t se of a linear statistic; t has n / kurtosis of the influence [rows] degrees of freedom, at most `freedom`."""
+    squares = influence.sub(influence.mean()).square()
+    if squares.any():
+        freedom = min(freedom, int(squares.sum().square() / squares.square().sum()))
+    return student_t(max(1, freedom)) * influence.std().item() / math.sqrt(len(influence))
+
+
+def influence(confidence: Tensor, correct: Tensor) -> Tensor:
+    """[rows] the influence of each row, in the order given, on the AURC, up to a constant."""
+    order = torch.as_tensor(confidence).to(torch.float64).argsort(descending=True)
+    errors = 1 - torch.as_tensor(correct)[order].to(torch.float64)
+    ties = torch.unique_consecutive(confidence[order], return_inverse=True)[1]
+    return torch.empty_like(errors).scatter(0, order, _area(errors, ties)[1])
 
 
 def coverage_at_risk(confidence: Tensor, correct: Tensor, risk: float = 0.05) -> Metric:
@@ -100,26 +160,28 @@ def coverage_at_risk(confidence: Tensor, correct: Tensor, risk: float = 0.05) ->
     """
     if not 0 <= risk <= 1:
         raise DataError(f"risk must be a fraction in [0, 1], got {risk}")
-    confidence, errors, _ = _ordered(confidence, correct)
+    confidence, errors, ties = ordered(confidence, correct)
+    n, ends = len(errors), tie_ends(ties)
+    is_end = torch.zeros(n, dtype=torch.bool).index_fill(0, ends, True)
 
-    def largest(confidence: Tensor, errors: Tensor) -> Tensor:
-        confidence, order = confidence.sort(dim=-1, descending=True)
-        rank = torch.arange(1, errors.shape[-1] + 1, dtype=torch.float64)
-        allowed = errors.gather(-1, order).cumsum(-1) / rank <= risk
-        allowed[..., :-1] &= confidence[..., 1:] != confidence[..., :-1]
-        return (allowed * rank).amax(-1) / errors.shape[-1]
+    def largest(drawn: Tensor) -> Tensor:
+        answered, wrong = drawn.cumsum(-1), (drawn * errors.to(drawn.dtype)).cumsum(-1)
+        # a quotient rounds as the literal does, 1 / 200 == 0.005, where a product need not; 0 / 0 compares false
+        return ((wrong / answered <= risk) & is_end).mul(answered).amax(-1).to(torch.float64) / n
 
-    metric = bootstrap(largest, confidence, errors)
+    # float32 adds up counts without rounding
+    metric = bootstrap_counts(largest, n, dtype=torch.float32 if n < 2**24 else torch.float64)
     return metric._replace(low=max(metric.low, 0.0), high=min(metric.high, 1.0))
 
 
-def _ordered(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Confidence and error in order of falling confidence, and the number of the tie that each row is in."""
-    confidence, correct = as_rows(confidence=confidence, correct=as_events("correct", correct))
-    confidence, order = confidence.sort(descending=True)
-    ties = torch.unique_consecutive(confidence, return_inverse=True)[1]
-    return confidence, 1 - correct[order], ties
+def _area(errors: Tensor, ties: Tensor) -> tuple[float, Tensor]:
+    """The AURC and the influence of each row on it, up to a constant."""
+    rank = torch.arange(1, len(errors) + 1, dtype=torch.float64)
+    mean_errors = tie_means(errors, ties)
+    weight = tie_means((1 / rank).flip(0).cumsum(0).flip(0), ties)
+    behind = tie_means((mean_errors / rank).flip(0).cumsum(0).flip(0), ties)
+    return (mean_errors.cumsum(0) / rank).mean().item(), errors * weight - behind
 
 
-def _tie_means(values: Tensor, ties: Tensor) -> Tensor:
-    return (torch.bincount(ties, values) / torch.bincount(ties))[ties]
+def _entropy(p: float) -> float:
+    return -p * math.log(p) - (1 - p) * math.log1p(-p)
