@@ -20,7 +20,9 @@ SHARED = ("errors", "tree", "random", "history")
 ORDER = ("problem", "posterior", "inference", "prediction", "model", "evaluation", "training", "models")
 END = ("interfaces", "testing", "bench", "__init__", "__main__")  # may import all of the package; nothing before does
 CORE = {"torch", "numpy", "safetensors", "rich", "typer"}
-HEAVY = ("sklearn", "pandas", "scipy", "matplotlib", "transformers", "hypothesis")
+HEAVY = (
+    "sklearn", "pandas", "scipy", "matplotlib", "transformers", "hypothesis", "pyarrow", "altair", "jinja2", "PIL", "yaml",
+)  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

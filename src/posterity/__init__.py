@@ -19,7 +19,8 @@ from posterity.errors import (
     ShapeError,
     StorageError,
 )
-from posterity.evaluation.evaluate import evaluate
+from posterity.evaluation.diagnosis import diagnose
+from posterity.evaluation.evaluate import compare, evaluate
 from posterity.evaluation.evaluation import Evaluation
 from posterity.inference.algorithm import Algorithm, Plan
 from posterity.inference.ensemble import DeepEnsemble, Ensemble
@@ -95,6 +96,8 @@ __all__ = [
     "StorageError",
     "StudentT",
     "Tokens",
+    "compare",
+    "diagnose",
     "evaluate",
     "fit",
     "load",

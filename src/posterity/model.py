@@ -31,7 +31,7 @@ from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
 from posterity.tree import BUFFER, LIKELIHOOD, Tree, pick
 
-__all__ = ["BayesianModel", "load", "load_snapshots"]
+__all__ = ["BayesianModel", "load", "load_snapshots", "versions"]
 
 
 class BayesianModel:
@@ -202,7 +202,7 @@ class BayesianModel:
             **self.settings,
             "posterior": {"kind": self.posterior.kind, "meta": self.posterior.meta()},
             "history": list(self.history),
-            "versions": _versions(),
+            "versions": versions(),
         }
         extra = {"calibration": {"temperature": self.temperature, **(self.calibration or {})}}
         save_run(folder, strict_json(manifest, null=True), trees, extra, shards)
@@ -285,7 +285,8 @@ def _same_network(there: Mapping[str, tuple[int, ...]], here: Mapping[str, tuple
     raise CompatibilityError(f"the network is not the one that was fitted ({'; '.join(found[:3])}{more})")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of this library, torch and Python."""
     try:
         own = version("posterity")
     except PackageNotFoundError:

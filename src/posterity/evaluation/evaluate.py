@@ -1,71 +1,280 @@
-"""`evaluate`: how good a model's predictions are on labelled data, block by block."""
+"""`evaluate` and `compare`: how good predictions are on labelled data, block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from posterity.errors import DataError
-from posterity.evaluation.evaluation import Evaluation
-from posterity.evaluation.rows import Rows, classification_metrics, regression_metrics
-from posterity.prediction.predictive import CategoricalPredictive
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-if TYPE_CHECKING:
-    from posterity.model import BayesianModel
+from posterity.errors import CompatibilityError, DataError
+from posterity.evaluation.details import Show, classification_details, regression_details
+from posterity.evaluation.evaluation import Evaluation, Row
+from posterity.evaluation.groups import as_groups, group_table
+from posterity.evaluation.measured import Measured, differences
+from posterity.evaluation.metric import Metric
+from posterity.evaluation.metrics import classification_metrics, regression_metrics
+from posterity.evaluation.predictions import as_predictive, is_predictions
+from posterity.evaluation.rows import LEVELS, Rows
+from posterity.evaluation.threshold import best_threshold, effective_reliability
+from posterity.model import BayesianModel, versions
+from posterity.problem.data import take
 
-__all__ = ["evaluate"]
+__all__ = ["compare", "evaluate"]
+
+COSTS = (1.0, 10.0)
 
 
 def evaluate(
-    model: BayesianModel,
+    model: Any,
     data: Any,
     ood: Mapping[str, Any] | None = None,
     *,
     via: str | Sequence[str] | None = None,
     draws: int | None = None,
-    levels: Sequence[float] = (0.9,),
+    levels: Sequence[float] = LEVELS,
+    validation: Any = None,
+    groups: Any = None,
+    show: Any = None,
+    labels: Sequence[Any] | None = None,
     method: str | None = None,
     seed: int | None = None,
     batch_size: int | None = None,
 ) -> Evaluation:
-    """Metrics of a model on labelled data, each with n and a 95 % interval.
+    """Metrics of a model, or of anybody's predictions, on labelled data, each with n and a 95 % interval.
 
-    Classification: nll, accuracy, brier, ece, aurc, and per foreign set the AUROC of telling it apart by entropy and by
-    mutual information. Regression: nll, rmse, crps, interval coverage and width, in units of the target. Only a few
-    numbers per row are kept, whatever the number of classes, draws or rows.
+    Classification: see `classification_metrics`; with `validation` also effective_reliability_1 and _10, whose threshold
+    is picked there; with foreign sets `detection_metrics`. Regression: `regression_metrics`, in units of the target. Only
+    a few numbers per row are kept, whatever the number of classes, draws or rows.
+
+        po.evaluate(model, (x, y))                                  a fitted model
+        po.evaluate(probs, y)                                       probabilities [rows, classes] or [draws, rows, classes]
+        po.evaluate({"mean": mean, "std": std}, y)                  normal predictions, [rows] or [draws, rows]
+        po.evaluate({"mean": mean, "lower": a, "upper": b}, y, levels=(0.9,))
+        po.evaluate(pandas.read_csv("predictions.csv"), y)          what `posterity predict` wrote
 
     Args:
-        model: what `fit` returned.
-        data: labelled rows, as in `fit`.
-        ood: name -> inputs of a foreign set (labels in it are ignored); classification only.
+        model: what `fit` returned; or predictions: a `Predictive`, an array, a mapping or a frame.
+        data: labelled rows, as in `fit`; with predictions their targets.
+        ood: name -> inputs of a foreign set (labels in it are ignored), or predictions on it; classification only.
         via: "draws", "mean", or several of them, a row each; as in `predict` unless given.
         draws, seed, batch_size: as in `predict`.
-        levels: of the intervals of a regression.
+        levels: of the intervals of a regression; metrics without a level in their name are those of 0.9.
+        validation: labelled rows (with predictions: a pair of predictions and targets) that pick the threshold of the
+            effective reliability; classification only.
+        groups: one value per row, or several columns of them by name: the metrics of each group.
+        show: what a row looks like, for the most and least certain ones: a function of its number or something indexed
+            by it, that gives a picture [h, w], [h, w, 3] or [channels, h, w], a text, or a pair (text, picture). Inputs
+            that are pictures show themselves.
+        labels: with predictions, the class of each column; 0, 1, ... unless given.
         method: the row's name; the fit's method unless given.
 
     Raises:
-        DataError: no rows, no targets, or foreign sets for a regression.
+        DataError: no rows, no targets, a shuffled loader with `groups` or `show`, foreign sets for a regression.
+        CompatibilityError: options of a model beside predictions.
     """
-    ways = [via] if via is None or isinstance(via, str) else list(via)
-    options = {"draws": draws, "seed": seed, "batch_size": batch_size}
+    asked = _Asked(
+        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), _shown(show, data),
+        {"draws": draws, "seed": seed, "batch_size": batch_size}, None if labels is None else tuple(labels),
+    )  # fmt: skip
+    measured = list(_measure(model, method, via, asked))
+    return Evaluation([_row(each, asked) for each in measured], _settings({measured[0].method: model}))
+
+
+def compare(
+    models: Mapping[str, Any],
+    data: Any,
+    ood: Any = None,
+    *,
+    baseline: str | None = None,
+    details: bool = True,
+    **options: Any,
+) -> Evaluation:
+    """Several models on the same rows, with their paired differences from one of them.
+
+    A difference is the metric of a method minus that of the baseline, the mean over seeds, and its interval a bootstrap
+    over the rows that both share: what other test rows would change, not what another seed would.
+
+    Args:
+        models: name -> a model or predictions, or an iterable of them, one per seed.
+        data, ood: as in `evaluate`; with predictions `ood` is name -> {set: predictions}.
+        baseline: the name of one of the models; the first unless given.
+        details: keep the tables behind the plots (of every method's first seed).
+        options: as in `evaluate`.
+
+    Raises:
+        DataError: no models, or no such baseline; else as `evaluate`.
+    """
+    if not models:
+        raise DataError("there are no models to compare")
+    first = next(iter(models)) if baseline is None else baseline
+    if first not in models:
+        raise DataError(f"the baseline {first!r} is not among the models: {', '.join(models)}")
+    via = options.pop("via", None)
+    options = {"levels": LEVELS, "validation": None, "groups": None, "show": None, "labels": None, **options}
+    chosen = {name: options.pop(name) for name in ("levels", "validation", "groups", "show", "labels")}
+    found: dict[tuple[str, str], list[Measured]] = {}
+    told: dict[str, Any] = {}
     rows = []
-    for way in ways:
-        kept, classes, said = Rows(), False, ""
-        for pred, targets in model.predict_with_targets(data, via=way, **options):
-            kept.feed(pred, targets, levels)
-            classes, said = isinstance(pred, CategoricalPredictive), pred.via
-        if not said:
-            raise DataError("the evaluation data has no rows")
-        if not classes and ood:
-            raise DataError("foreign sets are told apart by a classifier's entropy: leave ood= out for a regression")
-        foreign = {name: _foreign(model, inputs, way, options) for name, inputs in (ood or {}).items()}
-        metrics = classification_metrics(kept, ood=foreign) if classes else regression_metrics(kept, levels=levels)
-        rows.append({"method": method or str(model.settings.get("method", "model")), "via": said, "metrics": metrics})
-    return Evaluation(rows)  # type: ignore[arg-type]
+    for name, given in models.items():
+        several = not (isinstance(given, BayesianModel) or is_predictions(given) or hasattr(given, "columns"))
+        ways = via.get(name) if isinstance(via, Mapping) else via
+        for index, model in enumerate(given if several else [given]):
+            foreign = ood.get(name) if ood and isinstance(next(iter(ood.values())), Mapping) and name in ood else ood
+            asked = _Asked(
+                data, dict(foreign or {}), tuple(chosen["levels"]), chosen["validation"], as_groups(chosen["groups"]),
+                _shown(chosen["show"], data), options, chosen["labels"],
+            )  # fmt: skip
+            told.setdefault(name, model)
+            for each in _measure(model, name, ways, asked):
+                row = _row(each, asked, details and index == 0)
+                if several:
+                    row["seed"] = int(model.settings.get("seed", index)) if isinstance(model, BayesianModel) else index
+                rows.append(row)
+                found.setdefault((name, each.via), []).append(each)
+    against = next(key for key in found if key[0] == first)
+    return Evaluation(rows, _settings(told), differences(found, against))
 
 
-def _foreign(model: BayesianModel, inputs: Any, via: str | None, options: Mapping[str, Any]) -> Rows:
-    rows = Rows()
-    for pred in model.predict_blocks(inputs, via=via, **options):
-        rows.feed(pred)
-    return rows
+@dataclass(frozen=True)
+class _Asked:
+    """What an evaluation was asked for."""
+
+    data: Any
+    ood: dict[str, Any]
+    levels: tuple[float, ...]
+    validation: Any
+    groups: dict[str, Any]
+    show: Show | None
+    options: dict[str, Any] = field(default_factory=dict)
+    labels: tuple[Any, ...] | None = None
+
+
+def _measure(model: Any, method: str | None, via: str | Sequence[str] | None, asked: _Asked) -> Iterator[Measured]:
+    """Feed the rows of each way to predict."""
+    if (asked.groups or asked.show) and isinstance(getattr(asked.data, "sampler", None), RandomSampler):
+        raise DataError("the loader shuffles, so groups and pictures would go to other rows: give one that does not")
+    if isinstance(model, BayesianModel):
+        for way in [via] if via is None or isinstance(via, str) else via:
+            yield _fed(_Predictor(model, way, asked), method or str(model.settings.get("method", "model")), asked)
+    elif is_predictions(model) or hasattr(model, "columns"):
+        if via is not None or any(value is not None for value in asked.options.values()):
+            raise CompatibilityError("via, draws, seed and batch_size are a model's: predictions are made already")
+        yield _fed(_Given(model, asked), method or "given", asked)
+    else:
+        raise DataError(f"neither a fitted model nor predictions: {type(model).__name__}")
+
+
+class _Predictor:
+    """Predictions that a model makes, in blocks."""
+
+    def __init__(self, model: BayesianModel, via: str | None, asked: _Asked) -> None:
+        self.model, self.options = model, {"via": via, **asked.options}
+
+    def labelled(self, data: Any) -> Iterable[tuple[Any, Any]]:
+        return self.model.predict_with_targets(data, **self.options)
+
+    def foreign(self, data: Any) -> Iterable[Any]:
+        return self.model.predict_blocks(data, **self.options)
+
+
+class _Given:
+    """Predictions that are there."""
+
+    def __init__(self, predictions: Any, asked: _Asked) -> None:
+        self.predictions, self.asked = predictions, asked
+
+    def labelled(self, data: Any) -> Iterable[tuple[Any, Any]]:
+        if data is self.asked.validation:  # comes with predictions of its own
+            if not isinstance(data, tuple) or len(data) != 2:
+                raise DataError("validation= beside predictions is a pair: predictions and targets")
+            return [(self._read(data[0]), data[1])]
+        return [(self._read(self.predictions), data)]
+
+    def foreign(self, data: Any) -> Iterable[Any]:
+        return [self._read(data)]
+
+    def _read(self, predictions: Any) -> Any:
+        return as_predictive(predictions, self.asked.labels, (*self.asked.levels, 0.9)[0])
+
+
+def _fed(source: _Predictor | _Given, method: str, asked: _Asked) -> Measured:
+    rows, last = Rows(), None
+    for last, targets in source.labelled(asked.data):
+        rows.feed(last, targets, asked.levels)
+    if last is None or rows.seen == 0:
+        raise DataError("the evaluation data has no rows")
+    classes = hasattr(last, "probs")
+    labels: tuple[Any, ...] = ()
+    if classes and last.log_probs.ndim == 2:
+        labels = tuple(last.likelihood.names(last.log_probs.shape[-1]))
+    if not classes and asked.ood:
+        raise DataError("foreign sets are told apart by a classifier's entropy: leave ood= out for a regression")
+    foreign = {}
+    for name, inputs in asked.ood.items():
+        foreign[name] = Rows()
+        for pred in source.foreign(inputs):
+            foreign[name].feed(pred)
+    held_out = None
+    if classes and asked.validation is not None:
+        held_out = Rows()
+        for pred, targets in source.labelled(asked.validation):
+            held_out.feed(pred, targets)
+    return Measured(method, last.via, classes, rows, foreign, held_out, labels)
+
+
+def _row(measured: Measured, asked: _Asked, detailed: bool = True) -> Row:
+    rows, foreign = measured.rows, measured.foreign
+    if measured.classes:
+        metrics = classification_metrics(rows, ood=foreign)
+        if measured.held_out is not None:
+            metrics |= _effective(rows, measured.held_out)
+    else:
+        metrics = regression_metrics(rows, levels=asked.levels)
+    row: Row = {"method": measured.method, "via": measured.via, "metrics": metrics}
+    if not detailed:
+        return row
+    if measured.classes:
+        details = classification_details(rows, foreign, measured.labels, asked.show)
+    else:
+        details = regression_details(rows, asked.levels, asked.show)
+    groups = group_table(rows, asked.groups, measured.labels)
+    if groups["by"]:
+        details["groups"] = groups
+    if details:
+        row["details"] = details
+    return row
+
+
+def _settings(models: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions, and what each fitted method was told."""
+    fitted = {name: model for name, model in models.items() if isinstance(model, BayesianModel)}
+    names = ("method", "data_size", "data_weight", "seed", "epochs", "batch_size", "hyperparameters")
+    methods = {
+        name: {**{key: model.settings[key] for key in names if key in model.settings}, "temperature": model.temperature}
+        for name, model in fitted.items()
+    }
+    return {"versions": versions(), **({"methods": methods} if methods else {})}
+
+
+def _effective(rows: Rows, held_out: Rows) -> dict[str, Metric]:
+    """Effective reliability at each cost, its threshold picked on rows that nothing else was judged by."""
+    metrics = {}
+    for cost in COSTS:
+        if "correct" in rows:
+            threshold = best_threshold(held_out["confidence"], held_out["correct"], cost)
+            name = f"effective_reliability_{cost:g}"
+            metrics[name] = effective_reliability(rows["confidence"], rows["correct"], threshold, cost)
+    return metrics
+
+
+def _shown(show: Any, data: Any) -> Show | None:
+    if show is not None:
+        return show if callable(show) else lambda row: take(show, row)
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data, DataLoader | Dataset):
+        inputs = data[0]
+        if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
+            return lambda row: inputs[row]
+    return None

@@ -6,10 +6,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+import torch
 
 from posterity.errors import CompatibilityError, StorageError
-from posterity.evaluation.metric import Metric
+from posterity.evaluation.metric import Metric, mean_interval
+from posterity.evaluation.metrics import direction, limits
 from posterity.posterior.files import atomic_json, read_json, strict_json
 
 if TYPE_CHECKING:
@@ -20,16 +24,20 @@ __all__ = ["Evaluation", "Row"]
 
 
 class Row(TypedDict):
-    """The metrics of one way to predict with one method."""
+    """The metrics of one way to predict with one method, and the tables behind its plots."""
 
     method: str
     via: str
+    seed: NotRequired[int]
     metrics: dict[str, Metric]
+    details: NotRequired[dict[str, dict[str, list[Any]]]]
 
 
-# Columns of the table in this order, others behind; the sign says which way is better, 0 that neither is.
-_ORDER = {"accuracy": 1, "nll": -1, "brier": -1, "ece": -1, "aurc": -1, "ood_auroc": 1, "ood_auroc_epistemic": 1}
-_ORDER |= {"rmse": -1, "crps": -1, "interval_coverage": 0, "interval_width": 0}
+# What a table shows unless told otherwise, in this order.
+_SHOWN = (
+    "accuracy", "nll", "brier", "ece", "aurc", "ood_auroc", "ood_auroc_epistemic",
+    "rmse", "crps", "interval_coverage", "interval_width",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,30 +45,64 @@ class Evaluation:
     """The metrics of one or several methods.
 
     Args:
-        rows: one {"method", "via", "metrics": {name: Metric}} per method and way of predicting.
+        rows: one {"method", "via", "metrics": {name: Metric}} per method and way of predicting; with several seeds
+            "seed", one per seed; "details": {name: {column: [values]}}, the tables behind the plots.
         settings: what all rows share (data, levels, bins); must be JSON.
+        differences: {column: [values]}, a line per metric and row: its metric minus the baseline's on the same rows.
 
     Evaluations add up: `first + second` has the rows of both.
     """
 
     rows: list[Row] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    differences: dict[str, list[Any]] = field(default_factory=dict)
 
     def __add__(self, other: Evaluation) -> Evaluation:
-        """The rows of both. Raises CompatibilityError if a setting differs: such rows do not belong in one table."""
-        if differ := [
-            key for key in self.settings if self.settings[key] != other.settings.get(key, self.settings[key])
-        ]:
+        """The rows of both. Raises CompatibilityError if a setting differs: such rows do not belong in one table.
+
+        "methods", what each method was told, is the one setting that differs by nature: both are kept.
+        """
+        methods = {**self.settings.get("methods", {}), **other.settings.get("methods", {})}
+        shared = {key for key in self.settings if key in other.settings and key != "methods"}
+        if differ := sorted(key for key in shared if self.settings[key] != other.settings[key]):
             raise CompatibilityError(f"evaluations with different settings do not add up: {', '.join(differ)}")
-        return Evaluation(self.rows + other.rows, {**self.settings, **other.settings})
+        names = self.differences or other.differences
+        differences = {name: self.differences.get(name, []) + other.differences.get(name, []) for name in names}
+        settings = {**self.settings, **other.settings, **({"methods": methods} if methods else {})}
+        return Evaluation(self.rows + other.rows, settings, differences)
+
+    def over_seeds(self) -> Evaluation:
+        """One row per method and way: the mean over its seeds, with a 95 % interval over seeds.
+
+        n is then the number of seeds, the interval Student's. Details are those of the first seed that has them. Rows
+        without a seed stay as they are.
+        """
+        by_way: dict[Any, list[Row]] = {}
+        for number, row in enumerate(self.rows):
+            by_way.setdefault((row["method"], row["via"]) if "seed" in row else number, []).append(row)
+        return Evaluation([_mean_row(rows) for rows in by_way.values()], self.settings, self.differences)
+
+    def report(self, path: str | os.PathLike[str], title: str | None = None) -> Path:
+        """Write one self-contained page: the comparison, its plots, the settings. Opens anywhere, offline.
+
+        Raises:
+            ImportError: the extra `posterity[report]` is not installed.
+            StorageError: it cannot be written.
+        """
+        from posterity.evaluation.report.report import write_report
+
+        return write_report(self, path, title)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-        """{"rows": [{"method", "via", "metrics": {name: {"value", "low", "high", "n"}}}]}, "settings" if there are any.
+        """{"rows": [{"method", "via", "metrics": {name: {"value", "low", "high", "n"}}, ...}]}, "settings", "differences".
+
+        The parts that are empty are left out. NaN becomes null.
 
         With `path` the same is written there, whole or not at all. Raises StorageError if it cannot be.
         """
         rows = [{**row, "metrics": {name: m.to_json() for name, m in row["metrics"].items()}} for row in self.rows]
-        record: dict[str, Any] = strict_json({"rows": rows, **({"settings": self.settings} if self.settings else {})})
+        record: dict[str, Any] = {"rows": rows, "settings": self.settings, "differences": self.differences}
+        record = strict_json({name: part for name, part in record.items() if part or name == "rows"}, null=True)
         if path is not None:
             atomic_json(path, record)
         return record
@@ -71,20 +113,21 @@ class Evaluation:
         where = "this record" if isinstance(source, Mapping) else os.fspath(source)
         record = source if isinstance(source, Mapping) else read_json(source)
         try:
-            rows: list[Row] = [
+            rows = [
                 {
                     "method": row["method"],
                     "via": row["via"],
+                    **{name: row[name] for name in ("seed", "details") if name in row},
                     "metrics": {name: Metric.from_json(metric) for name, metric in row["metrics"].items()},
                 }
                 for row in record["rows"]
             ]
-            return cls(rows, dict(record.get("settings", {})))
+            return cls(rows, dict(record.get("settings", {})), dict(record.get("differences", {})))  # type: ignore[arg-type]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"{where} is not an evaluation: {error!r}") from error
 
     def to_frame(self) -> pandas.DataFrame:
-        """One line per metric: method, via, metric, value, low, high, n, reason.
+        """One line per metric: method, via (seed, where there are several), metric, value, low, high, n, reason.
 
         `frame.pivot(index=["method", "via"], columns="metric", values="value")` is the wide form.
         Raises ImportError without pandas.
@@ -93,28 +136,32 @@ class Evaluation:
             import pandas
         except ImportError as error:
             raise ImportError("to_frame() needs pandas: pip install 'posterity[tables]'") from error
+        seed = ["seed"] if any("seed" in row for row in self.rows) else []
+        keys = ["method", "via", *seed]
         lines = [
-            {"method": row["method"], "via": row["via"], "metric": name, **metric._asdict()}
+            {**{key: row.get(key) for key in keys}, "metric": name, **metric._asdict()}
             for row in self.rows
             for name, metric in row["metrics"].items()
         ]
-        return pandas.DataFrame(lines, columns=["method", "via", "metric", *Metric._fields])
+        return pandas.DataFrame(lines, columns=[*keys, "metric", *Metric._fields])
 
     def table(self, metrics: Sequence[str] | None = None) -> Table:
         """A table for the terminal: the value, half the width of its 95 % interval under it, the best of a column bold.
 
+        Several seeds of a method are one line, their mean.
+
         Args:
-            metrics: which, in this order; all of them unless given. Undefined values are a dash, their reasons under
+            metrics: which, in this order; the main ones unless given. Undefined values are a dash, their reasons under
                 the table.
         """
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
-        names = list(metrics or dict.fromkeys(name for row in self.rows for name in row["metrics"]))
-        if metrics is None:
-            names = [name for name in _ORDER if name in names] + [name for name in names if name not in _ORDER]
-        best = {name: self._best(name) for name in names}
+        shown = self.over_seeds().rows
+        there = {name for row in shown for name in row["metrics"]}
+        names = list(metrics or [name for name in _SHOWN if name in there] or sorted(there))
+        best = {name: _best(name, shown) for name in names}
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True)
         table.add_column("via", no_wrap=True)
@@ -122,7 +169,7 @@ class Evaluation:
             words = name.split("_")  # one under the other; a value has at most seven characters
             table.add_column("\n".join(words), justify="right", min_width=max(7, *map(len, words)))
         reasons: dict[str, list[str]] = {}
-        for row in self.rows:
+        for row in shown:
             found = row["metrics"]
             cells = [_cell(found[name], best[name]) if name in found else "" for name in names]
             table.add_row(Text(row["method"]), Text(row["via"]), *map(Text.from_markup, cells))
@@ -133,11 +180,28 @@ class Evaluation:
             table.caption = Text("\n".join(f"{reason} ({', '.join(who)})" for reason, who in reasons.items()))
         return table
 
-    def _best(self, name: str) -> float | None:
-        sign = _ORDER.get(name, 1 if name.startswith("ood_auroc") else 0)
-        values = [row["metrics"][name].value for row in self.rows if name in row["metrics"]]
-        finite = [value for value in values if math.isfinite(value)]
-        return max(finite, key=lambda value: sign * value) if sign and len(finite) > 1 else None
+
+def _mean_row(rows: list[Row]) -> Row:
+    if len(rows) == 1:
+        return rows[0]
+    metrics = {}
+    for name in rows[0]["metrics"]:
+        found = [row["metrics"][name] for row in rows if name in row["metrics"]]
+        undefined = next((metric.reason for metric in found if math.isnan(metric.value)), None)
+        values = torch.tensor([metric.value for metric in found], dtype=torch.float64)
+        known = undefined is None
+        metrics[name] = mean_interval(values, *limits(name)) if known else Metric.undefined(len(found), str(undefined))
+    row: Row = {"method": rows[0]["method"], "via": rows[0]["via"], "metrics": metrics}
+    if details := next((row["details"] for row in rows if row.get("details")), None):
+        row["details"] = details
+    return row
+
+
+def _best(name: str, rows: Sequence[Row]) -> float | None:
+    sign = direction(name)
+    values = [row["metrics"][name].value for row in rows if name in row["metrics"]]
+    finite = [value for value in values if math.isfinite(value)]
+    return max(finite, key=lambda value: sign * value) if sign and len(finite) > 1 else None
 
 
 def _cell(metric: Metric, best: float | None) -> str:

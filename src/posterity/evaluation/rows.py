@@ -1,7 +1,8 @@
-"""What is kept of each row, and the metrics of a set of rows.
+"""What is kept of each row of an evaluation.
 
-`Rows` is fed block by block and keeps a few numbers per row, never a matrix of probabilities: memory is 25 bytes a row,
-whatever the number of classes or draws. The metrics of blocks equal those of the whole, for any blocks.
+`Rows` is fed block by block and keeps a few numbers per row, never a matrix of probabilities: memory is 41 bytes a row,
+whatever the number of classes or draws. The metrics of blocks equal those of the whole, for any blocks; those of two
+ranks add up.
 
 The row is the unit: one with several outputs, tokens, pixels or labels counts once, its log p their sum, all else their
 mean. n counts rows, because what one row holds is not independent.
@@ -16,20 +17,23 @@ import torch
 from torch import Tensor
 
 from posterity.errors import DataError, ShapeError
-from posterity.evaluation.calibration import ece
-from posterity.evaluation.detection import auroc
-from posterity.evaluation.intervals import covered_rows, share
-from posterity.evaluation.metric import Metric, mean_interval, row_means
-from posterity.evaluation.proper import accuracy, brier_rows, check_probs, check_targets, crps, nll, root
-from posterity.evaluation.selective import aurc
+from posterity.evaluation.classwise import Classwise
+from posterity.evaluation.intervals import covered_rows, interval_score_rows, pit, quantile_loss_rows
+from posterity.evaluation.metric import row_means
+from posterity.evaluation.proper import brier_rows, check_probs, check_targets
 from posterity.problem.likelihoods.base import numbers, row_sum
 from posterity.problem.targets import IGNORE, align
+from posterity.random import Random
 
-__all__ = ["Rows", "classification_metrics", "regression_metrics"]
+__all__ = ["LEVELS", "Rows", "suffix"]
+
+LEVELS = (0.9, 0.5, 0.8, 0.95)  # the first is the one that metrics without a suffix speak of
 
 
 class Rows:
     """Numbers per row, by name, fed block by block.
+
+    `row` counts the rows that were fed, those that do not count included: where in the data a row was.
 
     >>> rows = Rows()
     >>> rows.add({"entropy": torch.tensor([0.5, 0.25])})
@@ -41,8 +45,10 @@ class Rows:
     def __init__(self) -> None:
         self._blocks: dict[str, list[Tensor]] = {}
         self._length = 0
+        self.seen = 0
+        self.classwise: Classwise | None = None
 
-    def feed(self, pred: Any, targets: Any = None, levels: Sequence[float] = (0.9,)) -> None:
+    def feed(self, pred: Any, targets: Any = None, levels: Sequence[float] = LEVELS) -> None:
         """Add a block of predictions with its targets.
 
         Args:
@@ -51,15 +57,19 @@ class Rows:
                 `pred.mean`. Rows of label -100 are left out. None only for classes: rows of a foreign set.
             levels: of the intervals of a regression.
 
-        Raises DataError on NaN, probabilities outside [0, 1] and targets out of range, ShapeError on shapes,
-        CompatibilityError for several labels per row.
+        Raises DataError on NaN, probabilities outside [0, 1] and targets out of range, ShapeError on shapes.
         """
         if hasattr(pred, "probs"):
-            self.add(_classification_columns(pred, targets))
+            columns, counted = _classification_columns(pred, targets)
+            if "correct" in columns:
+                self._count_classes(Classwise.of(pred.probs[counted], columns["target"]))
         elif targets is None:
             raise DataError("a regression cannot be evaluated without its targets")
         else:
-            self.add(_regression_columns(pred, targets, levels))
+            columns, counted = _regression_columns(pred, targets, levels, self.seen), slice(None)
+        where = torch.arange(self.seen, self.seen + len(pred.mean if hasattr(pred, "mean") else pred.probs))
+        self.add({"row": where[counted], **columns})
+        self.seen += len(where)
 
     def add(self, block: Mapping[str, Tensor]) -> None:
         """Add a block of columns [rows], the same names each time. Raises DataError or ShapeError otherwise."""
@@ -71,6 +81,13 @@ class Rows:
         for name, column in block.items():
             self._blocks.setdefault(name, []).append(column.detach().cpu())
         self._length += next(iter(lengths.values()))[0]
+
+    def select(self, rows: Tensor) -> Rows:
+        """Some rows, by index or mask [rows]; without the class-wise tallies, which cannot be taken apart."""
+        some = Rows()
+        some.add({name: self[name][rows] for name in self})
+        some.seen = self.seen
+        return some
 
     def __len__(self) -> int:
         return self._length
@@ -94,99 +111,34 @@ class Rows:
         return self._blocks[name][0]
 
     def __add__(self, other: Rows) -> Rows:
-        """The rows of both, in order; of two ranks or two loaders."""
+        """The rows of both, in order; of two ranks or two loaders. `row` goes on counting in the second."""
         both = Rows()
         for rows in (self, other):
             if rows._blocks:
-                both.add({name: rows[name] for name in rows})
+                columns = {name: rows[name] for name in rows}
+                both.add({**columns, "row": columns["row"] + both.seen} if "row" in columns else columns)
+            both.seen += rows.seen
+            if rows.classwise is not None:
+                both._count_classes(rows.classwise)
         return both
 
-
-def classification_metrics(
-    pred: Any, targets: Any = None, ood: Mapping[str, Any] | None = None, bins: int = 15
-) -> dict[str, Metric]:
-    """The metrics of a classification, by name.
-
-    nll, accuracy, brier, ece (of the top class), aurc; nll and accuracy only where a row has several positions or labels.
-    For each foreign set, by predictive entropy, `ood_auroc`
-    (the first set) or `ood_auroc_<name>` (every other), and by mutual information `ood_auroc_epistemic` or
-    `ood_auroc_epistemic_<name>`: NaN with a reason for a point prediction, whose mutual information is 0.
-
-    Args:
-        pred: a predictive with `probs` and `log_probs` [rows, classes], `confidence`, `entropy`, `epistemic` [rows]
-            (nats) and `log_prob(targets)` [rows]; or the `Rows` fed with them.
-        targets: [rows] labels as of `Rows.feed`; None for `Rows`.
-        ood: name -> predictive or `Rows` of a foreign set.
-        bins: of the ECE.
-
-    Without rows every metric is NaN with a reason. Raises DataError or ShapeError as `Rows.feed`, and DataError for an
-    empty foreign set.
-    """
-    rows = _rows(pred, targets)
-    if "hits" in rows:
-        metrics = {"nll": nll(rows["log_prob"]), "accuracy": mean_interval(rows["hits"], 0.0, 1.0)}
-    else:
-        metrics = {
-            "nll": nll(rows["log_prob"]),
-            "accuracy": accuracy(rows["correct"]),
-            "brier": mean_interval(rows["brier"], 0.0, 2.0),
-            "ece": ece(rows["confidence"], rows["correct"], bins),
-            "aurc": aurc(rows["confidence"], rows["correct"]),
-        }
-    for position, (name, foreign) in enumerate((ood or {}).items()):
-        if name == "epistemic" or name.startswith("epistemic_"):
-            raise DataError(f"a foreign set cannot be called {name!r}: ood_auroc_{name} is another metric's name")
-        suffix = f"_{name}" if position else ""
-        outside = _rows(foreign, None)
-        for key, column in (("ood_auroc", "entropy"), ("ood_auroc_epistemic", "epistemic")):
-            metrics[key + suffix] = auroc(rows[column], outside[column])
-    return metrics
+    def _count_classes(self, tally: Classwise) -> None:
+        self.classwise = tally if self.classwise is None else self.classwise + tally
 
 
-def regression_metrics(pred: Any, y: Any = None, levels: Sequence[float] = (0.9,)) -> dict[str, Metric]:
-    """The metrics of a regression, by name, in units of the target.
-
-    nll, rmse, crps, and per level interval_coverage and interval_width: level 0.9 under these names, another one with
-    its percentage behind, as `interval_coverage_50`. A row with several outputs counts once: log p is their sum, all
-    else their mean.
-
-    Args:
-        pred: a predictive with `mean` [rows] or [rows, outputs], `log_prob(y)`, `crps(y)` and
-            `interval(level) -> (lower, upper)`; or the `Rows` fed with them, and the same levels.
-        y: the targets, shaped as `mean`; None for `Rows`.
-        levels: in (0, 1).
-
-    Without rows every metric is NaN with a reason. Raises DataError on NaN, ShapeError unless y is shaped as the mean.
-    """
-    rows = _rows(pred, y, levels)
-    metrics = {
-        "nll": nll(rows["log_prob"]),
-        "rmse": root(mean_interval(rows["squared_error"], lowest=0.0)),
-        "crps": crps(rows["crps"]),
-    }
-    for suffix in map(_suffix, levels):
-        metrics[f"interval_coverage{suffix}"] = share(rows[f"covered{suffix}"])
-        metrics[f"interval_width{suffix}"] = mean_interval(rows[f"width{suffix}"], lowest=0.0)
-    return metrics
+def suffix(level: float) -> str:
+    """What a metric's name has behind it: nothing at level 0.9, "_0.5" at 0.5."""
+    return "" if level == LEVELS[0] else f"_{level:g}"
 
 
-def _rows(pred: Any, targets: Any, levels: Sequence[float] = (0.9,)) -> Rows:
-    if isinstance(pred, Rows):
-        if targets is not None:
-            raise DataError("rows hold their targets already; leave the targets out")
-        return pred
-    rows = Rows()
-    rows.feed(pred, targets, levels)
-    return rows
-
-
-def _classification_columns(pred: Any, targets: Any) -> dict[str, Tensor]:
+def _classification_columns(pred: Any, targets: Any) -> tuple[dict[str, Tensor], Any]:
+    """The columns of the rows that count, and which these are."""
     check_probs("probs", pred.probs)
     if pred.log_probs.ndim > 2:
         return _columns_of_positions(pred, targets)
     columns = {"confidence": pred.confidence, "entropy": pred.entropy, "epistemic": pred.epistemic}
     if targets is None:
-        return columns
+        return columns, slice(None)
     classes = pred.canonical(targets) if hasattr(pred, "canonical") else torch.as_tensor(targets)
     counts = (classes.sum(-1) > 0) if classes.is_floating_point() else (classes != IGNORE)
     if counts.shape != pred.log_probs.shape[:1]:
@@ -199,38 +151,65 @@ def _classification_columns(pred: Any, targets: Any) -> dict[str, Tensor]:
     else:
         classes = check_targets(classes, *probs.shape)
         brier = brier_rows(probs, classes)
-    return {name: column[counts] for name, column in columns.items()} | {
-        # by the logs: float32 probabilities of two sure classes can be equal where their logs are not
-        "correct": pred.log_probs[counts].argmax(1) == classes,
+    # by the logs: float32 probabilities of two sure classes can be equal where their logs are not
+    predicted = pred.log_probs[counts].argmax(1)
+    columns = {name: column[counts] for name, column in columns.items()} | {
+        "predicted": predicted.to(torch.int32),
+        "target": classes.to(torch.int32),
+        "correct": predicted == classes,
         "log_prob": pred.log_prob(targets)[counts],
         "brier": brier,
     }
+    return columns, counts
 
 
-def _columns_of_positions(pred: Any, targets: Any) -> dict[str, Tensor]:
+def _columns_of_positions(pred: Any, targets: Any) -> tuple[dict[str, Tensor], Any]:
     """Tokens, pixels or labels: means over what counts in a row, and its summed log p."""
     measures = {"entropy": pred.per_row("entropy", targets), "epistemic": pred.per_row("epistemic", targets)}
     if targets is None:
-        return measures
+        return measures, slice(None)
     counts = pred.counted(targets).flatten(1).any(1)
     hits = pred.per_row((pred.index == pred.canonical(targets)).float(), targets)
     columns = {**measures, "hits": hits, "log_prob": pred.log_prob(targets)}
-    return {name: column[counts] for name, column in columns.items()}
+    return {name: column[counts] for name, column in columns.items()}, counts
 
 
-def _regression_columns(pred: Any, targets: Any, levels: Sequence[float]) -> dict[str, Tensor]:
+def _regression_columns(pred: Any, targets: Any, levels: Sequence[float], first: int) -> dict[str, Tensor]:
     y = align(numbers(targets), pred.mean.shape, "predicted means").to(pred.mean.device)
-    columns = {
-        "log_prob": row_sum(pred.log_prob(y)),
-        "squared_error": row_means((pred.mean.to(torch.float64) - y.to(torch.float64)).square()),
-        "crps": row_means(pred.crps(y)),
-    }
-    for level in levels:
-        lower, upper = pred.interval(level)
-        columns[f"covered{_suffix(level)}"] = covered_rows(lower, upper, y)
-        columns[f"width{_suffix(level)}"] = row_means(upper - lower)
+    error = pred.mean.to(torch.float64) - y.to(torch.float64)
+    columns = {"mean": _first(pred.mean), "target": _first(y), "squared_error": row_means(error.square())}
+    bounds = {level: pred.interval(level) for level in levels}
+    for level, (lower, upper) in bounds.items():
+        columns[f"covered{suffix(level)}"] = covered_rows(lower, upper, y)
+        columns[f"width{suffix(level)}"] = row_means(upper - lower)
+        columns[f"interval_score{suffix(level)}"] = interval_score_rows(lower, upper, y, level)
+    if levels:
+        columns |= {"lower": _first(bounds[levels[0]][0]), "upper": _first(bounds[levels[0]][1])}
+    if hasattr(pred, "cdf"):  # else intervals alone are known
+        quantiles = {0.5: pred.quantile(0.5)}
+        for level, (lower, upper) in bounds.items():
+            quantiles |= {(1 - level) / 2: lower, (1 + level) / 2: upper}
+        losses = [quantile_loss_rows(quantile, y, q) for q, quantile in quantiles.items()]
+        columns |= {
+            "log_prob": row_sum(pred.log_prob(y)),
+            "crps": row_means(pred.crps(y)),
+            "variance": row_means(pred.std.double().square()),
+            "quantile_loss": torch.stack(losses).mean(0),
+            "pit": _first(_pit(pred, y, first)),
+        }
     return columns
 
 
-def _suffix(level: float) -> str:
-    return "" if level == 0.9 else f"_{100 * level:g}"
+def _pit(pred: Any, y: Tensor, first: int) -> Tensor:
+    """F(y); for counts anywhere between F(y - 1) and F(y), so that it is uniform (Brockwell, 2007)."""
+    values = pit(pred.cdf, y)
+    if not getattr(pred, "discrete", False):
+        return values
+    below = pit(pred.cdf, y - 1)
+    share = torch.rand(y.shape, generator=Random(0).fold("pit").fold(first).generator(), dtype=torch.float64)
+    return below + share * (values - below)
+
+
+def _first(values: Tensor) -> Tensor:
+    """[rows] the first output of each row."""
+    return values if values.ndim == 1 else values.reshape(len(values), -1)[:, 0] if len(values) else values.flatten()

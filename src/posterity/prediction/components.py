@@ -151,6 +151,7 @@ class PoissonMixture(MixturePredictive):
     """
 
     likelihood: Poisson
+    discrete: ClassVar[bool] = True
 
     @cached_property
     def _rate(self) -> Tensor:

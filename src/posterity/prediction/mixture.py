@@ -46,6 +46,7 @@ class MixturePredictive(Predictive):
     location: Tensor
 
     row_axis: ClassVar[Mapping[str, int]] = {"location": 1}
+    discrete: ClassVar[bool] = False  # counts: the cdf is a staircase
 
     # --- one component: what a kind of mixture has to say, float64, in network units ---------------------------------
 

@@ -1,0 +1,198 @@
+"""Checks of a fitted model: what usually is wrong when its uncertainty is.
+
+Each check is a function from what was looked at to a `Finding`, with numbers and the way out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.evaluation.finding import Finding
+from posterity.evaluation.metric import mean_interval
+from posterity.model import BayesianModel
+from posterity.posterior.diagonal import Diagonal
+from posterity.problem.data import as_inputs, take
+from posterity.problem.likelihoods import Gaussian
+from posterity.problem.likelihoods.base import numbers as as_numbers
+from posterity.problem.likelihoods.base import row_sum
+from posterity.problem.priors import Normal
+from posterity.problem.targets import align
+from posterity.tree import LIKELIHOOD, count, weights
+
+__all__ = ["diagnose"]
+
+_ROWS = 1000  # looked at: the std of an std is then known to 1 / sqrt(2000) = 2 %
+_FLAT = 0.01  # a relative spread of the epistemic std over rows below this is constant to the eye
+
+
+class _Seen(NamedTuple):
+    model: BayesianModel
+    inputs: Any
+    targets: Any
+    predictive: Any
+
+
+def diagnose(
+    model: BayesianModel, data: Any, *, data_size: int | None = None, draws: int | None = None
+) -> list[Finding]:
+    """What a fitted model's uncertainty suffers from, on labelled rows that it was not trained on.
+
+    Checks: spread of the epistemic std, noise, N and its weight, posterior against prior, draws against the mean,
+    calibration of intervals, history of the fit, memory.
+
+    Args:
+        model: what `fit` returned.
+        data: `(inputs, targets)`, held out; the first 1000 rows are looked at.
+        data_size: the number of rows that the model should have seen, where it is known.
+        draws: of the weights; all members of an ensemble, else 32, unless given.
+
+    Raises DataError: rows that cannot be predicted.
+    """
+    inputs, targets = as_inputs(data[0]), data[1]
+    rows = min(_ROWS, len(targets))
+    inputs, targets = take(inputs, slice(0, rows)), targets[:rows]
+    seen = _Seen(model, inputs, targets, model.predict(inputs, draws=draws))
+    findings = [_spread(seen), _noise(seen), _size(seen, data_size), _against_prior(seen), _draws_and_mean(seen)]
+    return [*findings, _history(seen), _memory(seen)]
+
+
+def _spread(seen: _Seen) -> Finding:
+    check = "epistemic spread"
+    pred = seen.predictive
+    classes = hasattr(pred, "probs")
+    values, scale = pred.epistemic.double(), (pred.entropy if classes else pred.std).double()
+    what = "mutual information" if classes else "epistemic std"
+    share = (values.mean() / scale.mean().clamp_min(1e-30)).item()
+    spread = (values.std() / values.mean().clamp_min(1e-30)).item() if values.numel() > 1 else math.nan
+    numbers = {"mean": values.mean().item(), "share": share, "relative_spread": spread, "draws": pred.draws}
+    if pred.draws < 2:
+        return Finding(
+            check, "warning", f"{what} is 0: one set of weights knows no doubt of its own",
+            "use a method with a posterior: --method deep-ensemble or ivon", numbers,
+        )  # fmt: skip
+    if share < 1e-3:
+        return Finding(
+            check, "fault", f"{what} is {share:.1e} of the whole over {len(pred)} rows: the draws agree on everything",
+            "the posterior is too narrow: lower data_weight, raise prior, or check N", numbers,
+        )  # fmt: skip
+    if spread < _FLAT:
+        return Finding(
+            check, "warning", f"{what} varies by {spread:.1%} over {len(pred)} rows: it tells no row from another",
+            "it should grow away from the training data: train longer, or use another method", numbers,
+        )  # fmt: skip
+    return Finding(check, "ok", f"{what} is {share:.1%} of the whole and varies by {spread:.0%} over rows", "", numbers)
+
+
+def _noise(seen: _Seen) -> Finding:
+    check, pred = "noise", seen.predictive
+    if not hasattr(pred, "interval"):
+        return Finding(check, "skipped", "a classification has no noise to fit")
+    y = align(as_numbers(seen.targets), pred.mean.shape, "predicted means")
+    residual = (y - pred.mean.double()).square().mean().sqrt().item()
+    told = pred.std.double().square().mean().sqrt().item()
+    ratio = told / residual if residual > 0 else math.inf
+    numbers = {"predicted_std": told, "residual_std": residual, "ratio": ratio}
+    message = f"predicted std {told:.4g}, error found {residual:.4g} (units of the target), ratio {ratio:.2f}"
+    known = isinstance(seen.model.problem.likelihood, Gaussian) and seen.model.problem.likelihood.std is not None
+    if 0.67 < ratio < 1.5:
+        return Finding(check, "ok", message, "", numbers)
+    way = "the std was fixed: leave std= out to learn it" if known else "train longer, or calibrate on held-out rows"
+    return Finding(check, "fault" if not 0.5 < ratio < 2 else "warning", message, way, numbers)
+
+
+def _size(seen: _Seen, expected: int | None) -> Finding:
+    problem = seen.model.problem
+    effective = problem.data_size * problem.data_weight
+    numbers = {"N": problem.data_size, "data_weight": problem.data_weight, "effective": effective, "expected": expected}
+    message = f"N = {problem.data_size:,}, data_weight {problem.data_weight:g}: {effective:,.0f} effective rows"
+    if expected is not None and expected != problem.data_size:
+        return Finding(
+            "N", "fault", f"{message}, but {expected:,} rows were there to train on",
+            "leave data_size= out: it is counted", numbers,
+        )  # fmt: skip
+    if problem.data_weight != 1:
+        return Finding("N", "warning", f"{message}: not the Bayesian posterior of these rows", "data_weight=1", numbers)
+    return Finding("N", "ok", message, "", numbers)
+
+
+def _against_prior(seen: _Seen) -> Finding:
+    check, posterior, prior = "posterior against prior", seen.model.posterior, seen.model.problem.prior
+    if not isinstance(posterior, Diagonal) or not isinstance(prior, Normal):
+        return Finding(
+            check, "skipped", f"says something of normal posteriors and priors only, not of {posterior.kind}"
+        )
+    stds = {name: std for name, std in weights(posterior.stds).items() if not name.startswith(LIKELIHOOD)}
+    ratios = torch.cat([std.double().flatten() / prior.stds[name] for name, std in stds.items()])
+    same = (ratios > 0.95).double().mean().item()
+    median = ratios.median().item()
+    numbers = {"median_ratio": median, "share_at_prior": same}
+    message = f"the median posterior std is {median:.2g} of the prior's; {same:.0%} of the weights kept their prior"
+    if same > 0.9:
+        return Finding(
+            check, "warning", message, "the data hardly spoke: train longer, or use a smaller network", numbers
+        )
+    return Finding(check, "ok", message, "", numbers)
+
+
+def _draws_and_mean(seen: _Seen) -> Finding:
+    check, model = "draws against the mean", seen.model
+    if seen.predictive.draws < 2 or model.posterior.finite is not None:
+        return Finding(check, "skipped", "a point has no other draws, members have no mean")
+    mean = model.predict(seen.inputs, via="mean")
+    gain = _log_prob(seen.predictive, seen.targets) - _log_prob(mean, seen.targets)
+    found = mean_interval(gain)
+    numbers = {"gain": found.value, "low": found.low, "high": found.high, "rows": found.n}
+    message = f"log p by {seen.predictive.draws} draws minus that of the mean weights: {found.value:+.3f} nats a row " \
+        f"({found.low:+.3f} to {found.high:+.3f})"  # fmt: skip
+    if found.high < 0:
+        way = "the posterior is too wide for the network: raise data_weight, train longer, or predict via the mean"
+        return Finding(check, "fault" if found.high < -0.05 else "warning", message, way, numbers)
+    return Finding(check, "ok", message, "", numbers)
+
+
+def _history(seen: _Seen) -> Finding:
+    check = "training"
+    found = [line["val_nll"] for line in seen.model.history if math.isfinite(line.get("val_nll", math.nan))]
+    if len(found) < 3:
+        return Finding(check, "skipped", "fewer than three epochs with validation rows")
+    best = min(range(len(found)), key=found.__getitem__)
+    numbers = {"epochs": len(found), "best_epoch": best + 1, "best": found[best], "last": found[-1]}
+    message = f"validation NLL is least, {found[best]:.4g}, at epoch {best + 1} of {len(found)}; last {found[-1]:.4g}"
+    spread = abs(found[0] - found[best]) or 1.0
+    if best == len(found) - 1 and found[-2] - found[-1] > 0.01 * spread:
+        return Finding(check, "warning", f"{message}: still falling", "more epochs", numbers)
+    if found[-1] - found[best] > 0.1 * spread:
+        way = "fewer epochs, patience, a narrower prior, or a method that keeps its best snapshot"
+        return Finding(check, "warning", f"{message}: it rose again", way, numbers)
+    return Finding(check, "ok", message, "", numbers)
+
+
+def _memory(seen: _Seen) -> Finding:
+    theta = seen.model.problem.start()
+    size = count(weights(theta))
+    held = sum(leaf.numel() * leaf.element_size() for leaf in seen.model.posterior.tensors().values())
+    draws = seen.predictive.draws
+    needed = held + 2 * 4 * size
+    numbers = {"weights": size, "posterior_bytes": held, "predict_bytes": needed, "draws": draws}
+    return Finding(
+        "memory", "ok",
+        f"{size:,} weights; the posterior holds {_bytes(held)}, predicting about {_bytes(needed)} and its inputs, "
+        f"whatever the draws",
+        "", numbers,
+    )  # fmt: skip
+
+
+def _log_prob(pred: Any, targets: Any) -> Tensor:
+    return row_sum(pred.log_prob(targets)).double()
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
