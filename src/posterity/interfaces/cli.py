@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from posterity.errors import PosterityError
+from posterity.errors import PosterityError, PosterityWarning
+from posterity.interfaces import table_commands
+from posterity.interfaces.console import say, stderr, stdout
 
 __all__ = ["app", "main"]
 
@@ -24,8 +26,8 @@ app = typer.Typer(
 )  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only; progress goes to stderr.")]
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+for _command in ("fit", "predict", "evaluate", "compare", "doctor"):
+    app.command(_command)(getattr(table_commands, _command))
 
 
 @app.callback(invoke_without_command=True)
@@ -41,7 +43,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def demo(
     as_json: Json = False,
     seed: Annotated[int, typer.Option(help="Of the split, the fits and the draws.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for evaluation.json.")] = Path("posterity-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for evaluation.json and report.html.")] = Path("posterity-demo"),
 ) -> None:
     """Compare every method on real handwritten digits; under a minute on two cores."""
     import torch
@@ -52,6 +54,7 @@ def demo(
     began = time.perf_counter()
     stderr.print("Digits 0-7 to learn; 8 and 9, and pixel noise, to be recognised as foreign.")
     result = run(seed, tell=lambda line: stderr.print(f"  {line}  [dim]{time.perf_counter() - began:.0f} s[/dim]"))
+    result.settings["command"] = f"posterity demo --seed {seed}"
     out.mkdir(parents=True, exist_ok=True)
     path = out / "evaluation.json"
     record = result.to_json(path)
@@ -60,7 +63,8 @@ def demo(
     else:
         stdout.print(result.table(("accuracy", "nll", "ece", "aurc", "ood_auroc", "ood_auroc_noise")))
         stdout.print(_LEGEND)
-    stderr.print(f"{path} written, {time.perf_counter() - began:.0f} s")
+    say(f"{path} written, {time.perf_counter() - began:.0f} s")
+    table_commands.report(result, out / "report.html", "How sure is a network of handwritten digits?")
 
 
 _LEGEND = (
@@ -99,12 +103,19 @@ def bench(
         stdout.print(benches.table(record))
 
 
+def _say_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
+    if issubclass(category, PosterityWarning):
+        say(f"warning: {message}")
+
+
 def main() -> None:
-    """Run the command line; a library error is one sentence and exit code 2, never a traceback."""
+    """Run the command line; a library error is one sentence and exit code 2, never a traceback; a warning is a line."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            app()
     except (PosterityError, ImportError) as error:
-        stderr.print(f"posterity: {error}", style="red", markup=False)
+        stderr.print(f"posterity: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
 
 

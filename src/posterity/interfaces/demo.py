@@ -94,16 +94,18 @@ def run(
 ) -> po.Evaluation:
     """Fit, pick and evaluate every method; `tell` hears of each as it is done."""
     data = digits(seed)
+    methods = methods or METHODS
     picked: dict[str, float] = {}
-    result = po.Evaluation(settings=_settings(data, seed))
-    for name, demo in (methods or METHODS).items():
-        model, weight = _fit(name, demo, data, seed, picked)
-        picked[name] = weight
-        result = result + po.evaluate(
-            model, data.test, ood={"strange": data.strange, "noise": data.noise}, via=demo.ways, method=name
-        )
-        result.settings["data_weight"][name] = weight
-        tell(f"{name}: fitted, data_weight {weight:g}")
+    models: dict[str, po.BayesianModel] = {}
+    for name, demo in methods.items():
+        models[name], picked[name] = _fit(name, demo, data, seed, picked)
+        tell(f"{name}: fitted, data_weight {picked[name]:g}")
+    result = po.compare(
+        models, data.test, ood={"strange": data.strange, "noise": data.noise},
+        via={name: demo.ways for name, demo in methods.items()}, validation=data.validation,
+        show=data.test[0].reshape(-1, 8, 8),
+    )  # fmt: skip
+    result.settings.update(_settings(data, seed, picked))
     return result
 
 
@@ -125,7 +127,7 @@ def _fit(name: str, demo: Demo, data: Digits, seed: int, picked: dict[str, float
     return best[1], best[2]
 
 
-def _settings(data: Digits, seed: int) -> dict[str, Any]:
+def _settings(data: Digits, seed: int, picked: dict[str, float]) -> dict[str, Any]:
     return {
         "data": "scikit-learn digits, classes 0-7; strange: classes 8-9; noise: uniform pixels",
         "rows": {"train": len(data.train[1]), "validation": len(data.validation[1]), "test": len(data.test[1]),
@@ -133,6 +135,6 @@ def _settings(data: Digits, seed: int) -> dict[str, Any]:
         "network": "MLP 64-128-128-8",
         "prior": f"normal, std {PRIOR}",
         "data_weight_grid": list(GRID),
-        "data_weight": {},
+        "data_weight": picked,
         "seed": seed,
     }  # fmt: skip

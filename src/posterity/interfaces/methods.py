@@ -1,0 +1,33 @@
+"""The methods by the names that people type, with hyperparameters that suit tables.
+
+Adding a method to the command line is one row here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+
+import posterity as po
+from posterity.errors import CompatibilityError
+
+__all__ = ["METHODS", "method_named"]
+
+_MAP = po.MAP(learning_rate=po.Cosine(5e-3))
+
+METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
+    "map": lambda: _MAP,
+    "deep-ensemble": lambda: po.Ensemble(_MAP, 5),
+    "mean-field": lambda: po.MeanFieldVI(learning_rate=po.Cosine(1e-2)),
+    "ivon": lambda: po.IVON(learning_rate=po.Cosine(0.3), init_hessian=1.0, clip=0.03),
+    "laplace": lambda: po.LastLayerLaplace(base=_MAP),
+}
+
+
+def method_named(name: str) -> po.Algorithm:
+    """The method of that name. Raises CompatibilityError with the names there are."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise CompatibilityError(f"no method is called {name!r}: {hint}There are {', '.join(METHODS)}")
+    return METHODS[name]()

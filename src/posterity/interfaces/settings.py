@@ -1,0 +1,207 @@
+"""What a run from the shell was told: options, or a YAML file with the same names.
+
+    data: visits.csv
+    target: sepsis
+    network: {class_path: mynet.Net, init_args: {width: 64}}
+    method: {class_path: posterity.IVON, init_args: {learning_rate: 0.1}}
+
+A class path is imported from the folder that the command runs in, or from what is installed. A network's class gets
+`inputs` and `outputs`, the widths of the table, where it takes arguments of these names (or `in_features` and
+`out_features`) that `init_args` leaves out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import posterity as po
+from posterity.errors import CompatibilityError, DataError
+from posterity.interfaces.methods import method_named
+from posterity.models.tabular import PRESETS
+
+__all__ = ["Settings", "build_method", "build_network", "read_yaml"]
+
+Named = str | Mapping[str, Any]  # a name, or {"class_path": ..., "init_args": {...}}
+
+_WIDTHS = {"inputs": 0, "in_features": 0, "outputs": 1, "out_features": 1}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that `fit` and `compare` can be told; the names are those of the options and of the YAML keys.
+
+    Args:
+        data: path of the table.
+        target, task: guessed, and said, unless given.
+        drop: columns to leave out.
+        validation, test: shares of the rows.
+        split_column, group, time: columns that split (see `tables.split`).
+        split_seed: of the split.
+        network: "linear", "mlp", "resmlp" or a class.
+        likelihood: "categorical" or "gaussian" by the task, unless given.
+        method: a name (see `methods`) or a class.
+        methods: of a comparison: names, or name -> class.
+        seeds: of a comparison, how many.
+        prior: of the normal prior: the std of a weight is this over the root of its fan-in.
+        data_weight: every row counts so many times.
+        epochs: per member; by the number of rows unless given.
+        batch_size: by the number of rows unless given.
+        calibrate: fit a temperature on the validation rows; wherever there are some, unless given.
+        seed: of the fit and its predictions.
+    """
+
+    data: str | None = None
+    target: str | None = None
+    task: str | None = None
+    drop: tuple[str, ...] = ()
+    validation: float = 0.15
+    test: float = 0.2
+    split_column: str | None = None
+    group: str | None = None
+    time: str | None = None
+    split_seed: int = 0
+    network: Named = "mlp"
+    likelihood: str | None = None
+    method: Named = "deep-ensemble"
+    methods: tuple[str, ...] | Mapping[str, Named] = ("map", "deep-ensemble", "mean-field", "ivon", "laplace")
+    seeds: int = 3
+    prior: float = 2.0
+    data_weight: float = 1.0
+    epochs: int | None = None
+    batch_size: int | None = None
+    calibrate: bool | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kinds = _KINDS.get(field.name, (str,))
+            if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise DataError(f"{field.name} must be {wanted}, got {value!r}")
+        for name in ("drop", "methods"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                parts = [
+                    part for each in ([value] if isinstance(value, str) else value) for part in str(each).split(",")
+                ]
+                object.__setattr__(self, name, tuple(part.strip() for part in parts if part.strip()))
+        for name in ("prior", "data_weight", "epochs", "batch_size", "seeds"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise DataError(f"{name} must be above 0, got {value}")
+
+    def updated(self, **options: Any) -> Settings:
+        """With the options that were given (not None) in place of what stands here."""
+        return dataclasses.replace(self, **{name: value for name, value in options.items() if value is not None})
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "drop": (str, list, tuple), "methods": (str, list, tuple, dict), "network": (str, dict), "method": (str, dict),
+    "validation": (float, int), "test": (float, int), "prior": (float, int), "data_weight": (float, int),
+    "split_seed": (int,), "seeds": (int,), "epochs": (int,), "batch_size": (int,), "seed": (int,), "calibrate": (bool,),
+}  # fmt: skip
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Settings:
+    """The settings in a YAML file; a relative `data` is relative to it.
+
+    Raises:
+        DataError: absent, not YAML, an unknown key, a value of the wrong kind.
+        ImportError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError("a YAML file needs PyYAML: pip install 'posterity[tables]'") from error
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} must hold keys and values such as 'data: table.csv'")
+    known = [field.name for field in dataclasses.fields(Settings)]
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise DataError(f"{path} has the unknown key {key!r}: {hint}Keys are {', '.join(known)}")
+    try:
+        settings = Settings(**content)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if settings.data is not None:
+        settings = dataclasses.replace(settings, data=str(path.parent / settings.data))
+    return settings
+
+
+def build_method(named: Named) -> po.Algorithm:
+    """The algorithm of a name or a class path.
+
+    Raises CompatibilityError: no such name or class, arguments that it does not take, or not an algorithm.
+    """
+    if isinstance(named, str) and "." not in named:
+        return method_named(named)
+    method = _build(named, {})
+    if not isinstance(method, po.Algorithm):
+        raise CompatibilityError(f"{_path(named)} is not an algorithm such as posterity.IVON")
+    return method
+
+
+def build_network(named: Named, inputs: int, outputs: int) -> nn.Module:
+    """The network of a preset's name or a class path, for so many inputs and outputs. Raises as `build_method`."""
+    if isinstance(named, str) and "." not in named:
+        if named not in PRESETS:
+            raise CompatibilityError(
+                f"no network is called {named!r}: there are {', '.join(PRESETS)}, or give class_path in a YAML file"
+            )
+        return PRESETS[named](inputs, outputs)
+    network = _build(named, {name: (inputs, outputs)[place] for name, place in _WIDTHS.items()})
+    if not isinstance(network, nn.Module):
+        raise CompatibilityError(f"{_path(named)} is not a torch.nn.Module")
+    return network
+
+
+def _path(named: Named) -> str:
+    return named if isinstance(named, str) else str(named.get("class_path"))
+
+
+def _build(named: Named, offered: Mapping[str, Any]) -> Any:
+    arguments: dict[str, Any] = {}
+    if not isinstance(named, str):
+        if unknown := set(named) - {"class_path", "init_args"}:
+            raise CompatibilityError(f"a class is {{class_path, init_args}}: {', '.join(sorted(unknown))} is neither")
+        arguments = dict(named.get("init_args") or {})
+    path = _path(named)
+    module, _, name = path.rpartition(".")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CompatibilityError(f"the class path {path!r} leads nowhere: {error}") from error
+    arguments = {key: _nested(value) for key, value in arguments.items()}
+    try:
+        takes = inspect.signature(kind).parameters
+        arguments = {**{key: value for key, value in offered.items() if key in takes}, **arguments}
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise CompatibilityError(f"{path} cannot be made with {arguments}: {error}") from error
+
+
+def _nested(value: Any) -> Any:
+    """An argument that is a class itself, as `base: {class_path: posterity.MAP}`."""
+    return _build(value, {}) if isinstance(value, Mapping) and "class_path" in value else value

@@ -1,0 +1,308 @@
+"""`posterity fit | predict | evaluate | compare | doctor`: tables in, posteriors, predictions, metrics and advice out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posterity.errors import DataError
+from posterity.interfaces.console import say, stdout
+
+if TYPE_CHECKING:
+    from posterity.evaluation.evaluation import Evaluation
+    from posterity.evaluation.finding import Finding
+    from posterity.interfaces.settings import Settings
+    from posterity.interfaces.tables.run import Prepared
+
+__all__ = ["compare", "doctor", "evaluate", "fit", "predict"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only; progress goes to stderr.")]
+_METHOD = "map, deep-ensemble (default), mean-field, ivon, laplace; or a dotted class path."
+Table = Annotated[Path, typer.Argument(help="CSV or Parquet; or a YAML file with the same keys as the options.")]
+Run = Annotated[Path, typer.Argument(help="The folder that fit wrote.")]
+Target = Annotated[str | None, typer.Option(help="Column to predict; guessed, and said, unless given.")]
+Task = Annotated[str | None, typer.Option(help="classification or regression; guessed, and said, unless given.")]
+Drop = Annotated[list[str] | None, typer.Option(help="Column to leave out; repeat it, or give several by commas.")]
+Network = Annotated[str | None, typer.Option(help="linear, mlp (default), resmlp, or a dotted class path.")]
+Likelihood = Annotated[
+    str | None, typer.Option(help="By the task unless given: e.g. heteroscedastic, student-t, poisson.")
+]
+Epochs = Annotated[int | None, typer.Option(help="Per member; by the number of rows unless given.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per batch; by the number of rows unless given.")]
+Prior = Annotated[
+    float | None, typer.Option(help="Std of a weight's prior times the root of its fan-in; 2 unless given.")
+]
+Weight = Annotated[float | None, typer.Option(help="Every row counts so many times; 1 unless given.")]
+Test = Annotated[float | None, typer.Option(help="Share of the rows kept for the test; 0.2 unless given, 0 for none.")]
+Validation = Annotated[float | None, typer.Option(help="Share of the rows that pick snapshots; 0.15 unless given.")]
+SplitColumn = Annotated[str | None, typer.Option(help="Column that says train, validation or test.")]
+Group = Annotated[str | None, typer.Option(help="Column whose groups stay whole in the split (patients, shops).")]
+Time = Annotated[str | None, typer.Option(help="Column to split by: the last rows are the test.")]
+Seed = Annotated[int | None, typer.Option(help="Of the fit and its predictions; 0 unless given.")]
+SplitSeed = Annotated[int | None, typer.Option(help="Of the split; 0 unless given.")]
+Calibrate = Annotated[bool | None, typer.Option(help="Fit a temperature on the validation rows, where there are some.")]
+Via = Annotated[str | None, typer.Option(help="draws or mean.")]
+Draws = Annotated[int | None, typer.Option(help="Draws of the weights; 32, or all members, unless given.")]
+
+
+def fit(
+    data: Table,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
+    target: Target = None, task: Task = None, drop: Drop = None,
+    method: Annotated[str | None, typer.Option(help=_METHOD)] = None,
+    network: Network = None, likelihood: Likelihood = None, epochs: Epochs = None, batch_size: BatchSize = None,
+    prior: Prior = None, data_weight: Weight = None, test: Test = None, validation: Validation = None,
+    split_column: SplitColumn = None, group: Group = None, time: Time = None, seed: Seed = None,
+    split_seed: SplitSeed = None, calibrate: Calibrate = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out, or return it.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Fit a posterior to a table; evaluate it on the rows kept for the test."""
+    from posterity.interfaces.tables.run import fit_table
+
+    _one_thread()
+    options = {
+        "target": target, "task": task, "drop": drop, "method": method, "network": network, "likelihood": likelihood,
+        "epochs": epochs, "batch_size": batch_size, "prior": prior, "data_weight": data_weight, "test": test,
+        "validation": validation, "split_column": split_column, "group": group, "time": time, "seed": seed,
+        "split_seed": split_seed, "calibrate": calibrate,
+    }  # fmt: skip
+    prepared = _prepared(data, options)
+    began = time_now()
+    fitted = fit_table(prepared, out, resume=resume, tell=say)
+    say(f"fitted in {time_now() - began:.0f} s: {out}")
+    if not len(prepared.parts.test):
+        if as_json:
+            _write_json({"run": str(out)})
+        say(f"no rows were kept for a test: posterity evaluate {out} OTHER.csv")
+        return
+    rows = prepared.frame.iloc[prepared.parts.test]
+    _evaluated(fitted, rows, out, {}, prepared.groups, as_json)
+
+
+def predict(
+    run: Run,
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet with the columns of the fit; a target is not needed.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="CSV or Parquet; stdout unless given.")] = None,
+    level: Annotated[float, typer.Option(help="Of the intervals lower to upper.")] = 0.9,
+    via: Via = None, draws: Draws = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Predict every row of a table, in its order: mean and std with intervals, or classes with probabilities."""
+    from posterity.interfaces.tables.read import write_table
+    from posterity.interfaces.tables.run import TableModel
+
+    _one_thread()
+    if not 0 < level < 1:
+        raise DataError(f"--level must be a fraction between 0 and 1, got {level:g}")
+    fitted = TableModel.load(run)
+    frame = _read(data)
+    _say_unused(fitted, frame)
+    predictions = fitted.predict(frame, level, via, draws)
+    if output is not None:
+        write_table(predictions, output)
+        say(f"{len(predictions):,} rows predicted: {output}")
+    if as_json:
+        _write_json({"rows": json.loads(predictions.to_json(orient="records", double_precision=15))})
+    elif output is None:
+        sys.stdout.write(predictions.to_csv(index=False))
+
+
+def evaluate(
+    run: Run,
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet with the target.")],
+    ood: Annotated[list[Path] | None, typer.Option(help="A foreign table to be told apart; may be repeated.")] = None,
+    group: Annotated[list[str] | None, typer.Option(help="Column to evaluate by groups of; may be repeated.")] = None,
+    via: Annotated[str | None, typer.Option(help="draws, mean, or both by a comma.")] = None,
+    draws: Draws = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; the run unless given.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Evaluate a run on labelled rows: a table, evaluation.json and report.html."""
+    from posterity.interfaces.tables.run import TableModel
+
+    _one_thread()
+    fitted = TableModel.load(run)
+    frame = _read(data)
+    _say_unused(fitted, frame)
+    foreign = {path.stem: _read(path) for path in ood or []}
+    _evaluated(fitted, frame, out or run, foreign, group or [], as_json, via, draws, str(data))
+
+
+def compare(
+    data: Table,
+    methods: Annotated[str | None, typer.Option(help="By commas; all unless given. The first is the baseline.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Fits of each method; 3 unless given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the comparison; a killed one goes on.")] = Path("comparison"),
+    target: Target = None, task: Task = None, drop: Drop = None, network: Network = None,
+    likelihood: Likelihood = None, epochs: Epochs = None, batch_size: BatchSize = None, prior: Prior = None,
+    data_weight: Weight = None, test: Test = None, validation: Validation = None, split_column: SplitColumn = None,
+    group: Group = None, time: Time = None, seed: Seed = None, split_seed: SplitSeed = None,
+    calibrate: Calibrate = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Compare methods x seeds on one table with one budget: a table, evaluation.json and report.html."""
+    from posterity.interfaces.tables.compare import compare_methods
+
+    _one_thread()
+    options = {
+        "methods": methods, "seeds": seeds, "target": target, "task": task, "drop": drop, "network": network,
+        "likelihood": likelihood, "epochs": epochs, "batch_size": batch_size, "prior": prior,
+        "data_weight": data_weight, "test": test, "validation": validation, "split_column": split_column,
+        "group": group, "time": time, "seed": seed, "split_seed": split_seed, "calibrate": calibrate,
+    }  # fmt: skip
+    prepared = _prepared(data, options)
+    result = compare_methods(prepared, out, tell=say)
+    _shown(result, out, as_json, f"Methods compared on {data.name}")
+
+
+def doctor(
+    path: Annotated[Path, typer.Argument(help="A table, or the folder of a run.")],
+    data: Annotated[Path | None, typer.Argument(help="Of a run: labelled rows that it was not trained on.")] = None,
+    target: Target = None, task: Task = None, drop: Drop = None, test: Test = None, validation: Validation = None,
+    split_column: SplitColumn = None, group: Group = None, time: Time = None, split_seed: SplitSeed = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Check a table before a fit, or a run after it: what is wrong, by how much, and the way out."""
+    from posterity.interfaces.doctor import examine_run, examine_table
+
+    _one_thread()
+    if path.is_dir():
+        findings = examine_run(path, None if data is None else _read(data))
+    else:
+        options = {
+            "target": target, "task": task, "drop": drop, "test": test, "validation": validation,
+            "split_column": split_column, "group": group, "time": time, "split_seed": split_seed,
+        }  # fmt: skip
+        settings, frame = _settings(path, options)
+        findings = examine_table(frame, settings, say)
+    if as_json:
+        _write_json({"findings": [finding.to_json() for finding in findings]})
+    else:
+        stdout.print(_listed(findings))
+    raise typer.Exit(1 if any(finding.status == "fault" for finding in findings) else 0)
+
+
+def time_now() -> float:
+    """Seconds, for a difference."""
+    return time.perf_counter()
+
+
+def _one_thread() -> None:
+    """Networks for tables are small: they lose more by a second thread than they gain."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _settings(path: Path, options: dict[str, Any]) -> tuple[Settings, Any]:
+    from posterity.interfaces.settings import Settings, read_yaml
+
+    if path.suffix.lower() in (".yaml", ".yml"):
+        settings = read_yaml(path)
+        if settings.data is None:
+            raise DataError(f"{path} names no table: it needs a line 'data: table.csv'")
+    else:
+        settings = Settings(data=str(path))
+    settings = settings.updated(**options)
+    assert settings.data is not None
+    return settings, _read(Path(settings.data))
+
+
+def _read(path: Path) -> Any:
+    """A table; what was decided on the way is said."""
+    from posterity.interfaces.tables.read import read_table
+
+    frame = read_table(path)
+    for line in frame.attrs.get("said", ()):
+        say(line)
+    return frame
+
+
+def _prepared(path: Path, options: dict[str, Any]) -> Prepared:
+    from posterity.interfaces.settings import build_method
+    from posterity.interfaces.tables.run import prepare
+
+    settings, frame = _settings(path, options)
+    build_method(settings.method)  # before minutes are spent on a name that does not exist
+    return prepare(frame, settings, say)
+
+
+def _evaluated(
+    fitted: Any, frame: Any, out: Path, foreign: dict[str, Any], groups: Sequence[str], as_json: bool,
+    via: str | None = None, draws: int | None = None, data: str | None = None,
+) -> None:  # fmt: skip
+    import posterity as po
+
+    labelled = fitted.labelled(frame)
+    ways = via.split(",") if via else None
+    result = po.evaluate(
+        fitted.model, labelled, via=ways, draws=draws, **fitted.evaluation_options(frame, foreign, groups)
+    )
+    seen = fitted.trained_among(labelled[0])
+    if seen:
+        say(f"{seen:,} of {len(frame):,} rows have the features of rows that were trained on: the figures flatter")
+    result.settings.update(
+        {"data": data or "test rows of the fit", "rows": len(frame), "rows_trained_on": seen, **fitted.said()}
+    )
+    _shown(result, out, as_json, f"How sure is {fitted.target.name}?")
+
+
+def _shown(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
+    """evaluation.json and report.html in `out`, the table or the JSON on stdout."""
+    result.settings["command"] = " ".join(["posterity", *sys.argv[1:]])
+    out.mkdir(parents=True, exist_ok=True)
+    record = result.to_json(out / "evaluation.json")
+    if as_json:
+        _write_json(record)
+    else:
+        stdout.print(result.table())
+    say(f"{out / 'evaluation.json'} written")
+    report(result, out / "report.html", title)
+
+
+def report(result: Evaluation, path: Path, title: str) -> None:
+    """Write the report where its extra is installed, and say where it is."""
+    try:
+        result.report(path, title)
+    except ImportError as error:
+        say(f"no report: {error}")
+        return
+    say(f"report: {path.resolve().as_uri()}")
+
+
+def _say_unused(fitted: Any, frame: Any) -> None:
+    foreign = [name for name in fitted.columns.foreign(frame) if name != fitted.target.name]
+    if foreign:
+        say(f"columns that the run does not need: {', '.join(foreign)}")
+    for name, count in fitted.columns.unseen(frame).items():
+        say(f"column {name!r}: {count:,} rows hold values that the training rows did not")
+    for name, count in fitted.columns.imputed(frame).items():
+        say(f"column {name!r}: {count:,} rows are filled in, where training had no gaps")
+
+
+def _listed(findings: Sequence[Finding]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as Lines
+    from rich.text import Text
+
+    styles = {"ok": "green", "warning": "yellow", "fault": "red", "skipped": "dim"}
+    lines = Lines(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("", "check", "found", "way out"):
+        lines.add_column(name)
+    for finding in findings:
+        lines.add_row(
+            Text(finding.status, style=styles[finding.status]),
+            Text(finding.check),
+            Text(finding.message),
+            Text(finding.remedy),
+        )
+    return lines
+
+
+def _write_json(record: Any) -> None:
+    sys.stdout.write(json.dumps(record, indent=2, default=str) + "\n")

@@ -1,0 +1,1 @@
+"""Tables as people have them: read, told apart into target and features, split, checked, and turned into tensors."""

@@ -1,0 +1,330 @@
+"""A fitted table: frame in, predictions in the target's units out; a run folder that knows its columns.
+
+The folder holds the run as `po.load` reads it, `table.json` (the columns, the target, the network) and
+`training-rows.safetensors` (a 64-bit key of the features of each row that was trained on, so that an evaluation can say
+how many of its rows are among them).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import posterity as po
+from posterity.errors import DataError, PosterityError, PosterityWarning, StorageError
+from posterity.interfaces.settings import Named, Settings, build_method, build_network
+from posterity.interfaces.tables.columns import Columns
+from posterity.interfaces.tables.split import Split, split
+from posterity.interfaces.tables.target import Target
+from posterity.models.tabular import describe
+from posterity.posterior.files import atomic_json, read_json
+from posterity.posterior.storage import CHECKPOINT, MANIFEST
+from posterity.posterior.tensorfile import read_tensors, write_tensors
+from posterity.random import Random
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Prepared", "TableModel", "fit_table", "prepare"]
+
+TABLE = "table.json"
+ROWS = "training-rows.safetensors"
+
+# Chosen on validation rows of the public sets in the benchmark: Adam's step grows with the noise of the batch, so few rows
+# get small batches; a network of this size is trained in some thousand steps.
+_STEPS = 4000
+_EPOCHS = (20, 400)
+_SHOWN_GROUPS = 50
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A table that is read, split and encoded: all that is needed to fit, and checked before anything is written."""
+
+    settings: Settings
+    frame: pandas.DataFrame
+    target: Target
+    parts: Split
+    columns: Columns
+    y: Any
+
+    def encoded(self, rows: np.ndarray[Any, Any]) -> tuple[Tensor, Any]:
+        """Inputs [rows, width] and targets [rows] of some rows."""
+        return self.columns.encode(self.frame.iloc[rows]), self.y[rows]
+
+    @property
+    def outputs(self) -> int:
+        """What the network has to give: a logit per class, or a mean; two for a heteroscedastic likelihood."""
+        if self.target.task == "classification":
+            assert self.target.labels is not None
+            return len(self.target.labels)
+        return 2 if self.likelihood == "heteroscedastic" else 1
+
+    @property
+    def likelihood(self) -> str:
+        """As asked, else by the task."""
+        return self.settings.likelihood or ("categorical" if self.target.task == "classification" else "gaussian")
+
+    @property
+    def calibrates(self) -> bool:
+        """As asked, else wherever there are validation rows and the likelihood has a temperature."""
+        able = len(self.parts.validation) > 0 and self.likelihood != "poisson"
+        return able if self.settings.calibrate is None else self.settings.calibrate
+
+    @property
+    def groups(self) -> list[str]:
+        """The column that the split kept whole, where its groups are few enough to be looked at one by one."""
+        name = self.settings.group
+        return [name] if name is not None and self.frame[name].nunique() <= _SHOWN_GROUPS else []
+
+    @property
+    def prior(self) -> po.Prior:
+        """Normal, of the std asked for over the root of a weight's fan-in: outputs then start at the target's scale."""
+        return po.Normal(float(self.settings.prior), fan_in=True)
+
+    @property
+    def batch_size(self) -> int:
+        """As asked, else 32 rows at least and 1024 at most, about 100 batches to the epoch between."""
+        return self.settings.batch_size or int(
+            min(max(2 ** round(np.log2(max(len(self.parts.train), 1) / 100)), 32), 1024)
+        )
+
+    @property
+    def epochs(self) -> int:
+        """As asked, else what makes 4000 steps, 20 at least and 400 at most."""
+        per_epoch = -(-len(self.parts.train) // self.batch_size)
+        return self.settings.epochs or int(min(max(-(-_STEPS // per_epoch), _EPOCHS[0]), _EPOCHS[1]))
+
+
+def prepare(frame: pandas.DataFrame, settings: Settings, tell: Tell = lambda line: None) -> Prepared:
+    """Find the target, split the rows, learn the columns from the training rows; `tell` hears what was decided.
+
+    Raises DataError: whatever is wrong with the table; nothing is written.
+    """
+    if missing := [name for name in settings.drop if name not in frame.columns]:
+        raise DataError(f"--drop names columns that are not there: {', '.join(missing)}")
+    target, said = Target.guess(frame.drop(columns=list(settings.drop)), settings.target, settings.task)
+    for line in said:
+        tell(line)
+    y = target.read(frame)
+    parts = split(
+        frame, target, validation=settings.validation, test=settings.test, column=settings.split_column,
+        group=settings.group, time=settings.time, seed=settings.split_seed,
+    )  # fmt: skip
+    left_out = (target.name, *parts.not_features)
+    columns = Columns.learn(frame.iloc[parts.train], leave_out=left_out, drop=settings.drop)
+    for line in (*parts.said, *columns.said):
+        tell(line)
+    return Prepared(settings, frame, target, parts, columns, y)
+
+
+def fit_table(
+    prepared: Prepared,
+    out: str | os.PathLike[str],
+    *,
+    method: Named | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    tell: Tell = lambda line: None,
+) -> TableModel:
+    """Fit a network to the training rows and leave the whole run in `out`.
+
+    Args:
+        method, epochs, seed: other than those of the settings, for comparisons.
+        resume: go on with, or return, what `out` holds.
+
+    Raises:
+        StorageError: `out` holds something, and not to be resumed.
+        CompatibilityError, DataError: as `po.fit`.
+    """
+    settings, out = prepared.settings, Path(out)
+    named = settings.method if method is None else method
+    algorithm = build_method(named)
+    seed = settings.seed if seed is None else seed
+    width, outputs = prepared.columns.width, prepared.outputs
+
+    def network() -> torch.nn.Module:
+        return build_network(settings.network, width, outputs)
+
+    with Random(seed).fold("describe").forked():
+        tell(f"network: {describe(network())}")
+    if (out / MANIFEST).exists():
+        if not resume:
+            raise StorageError(f"{out} holds a run already: --resume goes on with it, another --out leaves it alone")
+        tell(f"{out} holds a finished run: it is taken where it is this one")
+    train = prepared.encoded(prepared.parts.train)
+    validation = prepared.encoded(prepared.parts.validation) if len(prepared.parts.validation) else None
+    if settings.calibrate and validation is None:
+        raise DataError("a temperature is fitted on validation rows: --validation 0.15, or without --calibrate")
+    with _left_as_found(out), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*finished: it is returned as it is", PosterityWarning)
+        model = po.fit(
+            network, train, prepared.likelihood, algorithm, prepared.prior,
+            epochs=prepared.epochs if epochs is None else epochs,
+            validation=validation, batch_size=prepared.batch_size, data_weight=float(settings.data_weight), seed=seed,
+            out=out, resume=resume, progress=progress,
+        )  # fmt: skip
+    if prepared.calibrates and model.calibration is None:
+        model.calibrate(validation)
+        model.save(out)
+        found: dict[str, Any] = model.calibration or {}
+        tell(
+            f"temperature {model.temperature:.3g} fitted on {found['rows']:,} validation rows: their NLL was "
+            f"{found['nll_before']:.4g} and is {found['nll_after']:.4g}; --no-calibrate leaves it out"
+        )
+    keys = row_keys(train[0])
+    write_tensors(out / ROWS, {"keys": keys})
+    atomic_json(out / TABLE, _record(prepared, named))
+    return TableModel(model, prepared.columns, prepared.target, keys)
+
+
+@contextmanager
+def _left_as_found(out: Path) -> Iterator[None]:
+    """A folder that was made for a fit which never began is removed again."""
+    there = out.exists()
+    try:
+        yield
+    except PosterityError:
+        if not there and out.exists() and not any(out.iterdir()):
+            out.rmdir()
+        raise
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """A fitted model with the columns it needs and the target it predicts.
+
+    Args:
+        model: the `BayesianModel`.
+        columns: what the features become.
+        target: whose units the predictions are in.
+        trained_on: [rows] int64 keys of the rows that were trained on.
+    """
+
+    model: po.BayesianModel
+    columns: Columns
+    target: Target
+    trained_on: Tensor
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> TableModel:
+        """A run that `posterity fit` left.
+
+        Raises StorageError: nothing there, or a run without a table; else as `po.load`.
+        """
+        folder = Path(folder)
+        if (folder / CHECKPOINT).exists() and not (folder / TABLE).exists():
+            raise StorageError(f"the fit in {folder} was interrupted: posterity fit with --resume goes on with it")
+        if not (folder / MANIFEST).exists():
+            raise StorageError(f"{folder} holds no run: give the folder that posterity fit wrote (--out)")
+        if not (folder / TABLE).exists():
+            raise StorageError(f"{folder} is a run without {TABLE}: it was not fitted to a table; use po.load")
+        record = read_json(folder / TABLE)
+        try:
+            columns, target = Columns.from_json(record["columns"]), Target.from_json(record["target"])
+            named, outputs = record["network"], int(record["outputs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StorageError(f"{folder / TABLE} is not what posterity fit writes: {error!r}") from error
+        with Random(0).fold("load").forked():
+            network = build_network(named, columns.width, outputs)
+        keys = read_tensors(folder / ROWS)[0]["keys"] if (folder / ROWS).exists() else torch.zeros(0, dtype=torch.int64)
+        return cls(po.load(folder, network), columns, target, keys)
+
+    def predict(
+        self, frame: pandas.DataFrame, level: float = 0.9, via: str | None = None, draws: int | None = None
+    ) -> Any:
+        """A frame with one row per row of `frame`, in its order and with its index.
+
+        Regression: mean, std, lower, upper, epistemic_std, aleatoric_std in units of the target. Classification: label,
+        confidence, p_<class>..., entropy, epistemic, aleatoric (nats).
+
+        Raises DataError: a column that is needed and not there, or cannot be read.
+        """
+        import pandas
+
+        encoded = self.columns.encode(frame)
+        blocks = [self._columns(pred, level) for pred in self.model.predict_blocks(encoded, via=via, draws=draws)]
+        return pandas.DataFrame(
+            {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}, index=frame.index
+        )
+
+    def _columns(self, pred: Any, level: float) -> dict[str, np.ndarray[Any, Any]]:
+        if self.target.task == "regression":
+            lower, upper = pred.interval(level)
+            found = {"mean": pred.mean, "std": pred.std, "lower": lower, "upper": upper}
+            found |= {"epistemic_std": pred.epistemic, "aleatoric_std": pred.aleatoric}
+            return {name: values.reshape(len(pred)).numpy() for name, values in found.items()}
+        assert self.target.labels is not None
+        label = np.array(self.target.labels)[pred.index.numpy()]
+        probs = {f"p_{name}": pred.probs[:, i].numpy() for i, name in enumerate(self.target.labels)}
+        rest = {name: getattr(pred, name).numpy() for name in ("entropy", "epistemic", "aleatoric")}
+        return {"label": label, "confidence": pred.confidence.numpy(), **probs, **rest}
+
+    def labelled(self, frame: pandas.DataFrame) -> tuple[Tensor, Any]:
+        """Inputs [rows, width] and targets [rows]. Raises DataError: as `predict`, and on the target."""
+        return self.columns.encode(frame), self.target.read(frame)
+
+    def evaluation_options(
+        self, frame: pandas.DataFrame, ood: Mapping[str, pandas.DataFrame] | None = None, groups: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """What `po.evaluate` needs of the table: foreign sets, groups, and what a row looks like."""
+        if missing := [name for name in groups if name not in frame.columns]:
+            there = ", ".join(map(str, frame.columns))
+            raise DataError(f"no such column to group by: {', '.join(missing)}; there are {there}")
+        return {
+            "ood": {name: self.columns.encode(other) for name, other in (ood or {}).items()},
+            "groups": {name: frame[name].to_numpy() for name in groups},
+            "show": lambda row: self.columns.about(frame, row),
+        }
+
+    def said(self) -> dict[str, Any]:
+        """What a report tells of the fit."""
+        return {
+            "target": self.target.name,
+            "task": self.target.task,
+            "likelihood": self.model.problem.likelihood.name,
+            "prior": self.model.settings.get("prior"),
+        }
+
+    def trained_among(self, inputs: Tensor) -> int:
+        """How many rows have the features of a row that was trained on."""
+        return int(torch.isin(row_keys(inputs), self.trained_on).sum())
+
+
+def row_keys(inputs: Tensor) -> Tensor:
+    """[rows] int64 from [rows, width] float32: equal for equal rows, and by chance for one pair in 2^64."""
+    bits = inputs.contiguous().view(torch.int32).to(torch.int64)
+    generator = Random(0).fold("row keys").generator()
+    odd = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
+    keys = torch.zeros(len(bits), dtype=torch.int64)
+    for column, factor in enumerate(odd.tolist()):
+        keys = (keys ^ (keys >> 29)) * 0x5851F42D4C957F2D + bits[:, column] * factor
+    return keys
+
+
+def _record(prepared: Prepared, method: Named) -> dict[str, Any]:
+    settings = dataclasses.asdict(prepared.settings)
+    sizes = {name: len(getattr(prepared.parts, name)) for name in ("train", "validation", "test")}
+    return {
+        "format_version": 1,
+        "columns": prepared.columns.to_json(),
+        "target": prepared.target.to_json(),
+        "network": prepared.settings.network,
+        "outputs": prepared.outputs,
+        "rows": sizes,
+        "settings": {**settings, "method": method},
+    }
