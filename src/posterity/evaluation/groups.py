@@ -75,11 +75,16 @@ def _metrics(rows: Rows) -> dict[str, Metric]:
     return metrics
 
 
+def _plain(value: Any) -> Any:
+    """A whole number as one: tables with gaps hold 3 as 3.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _values(name: str, values: Any, rows: Rows) -> np.ndarray[Any, Any]:
     column = np.asarray(values)
     if column.shape != (rows.seen,):
         raise ShapeError(f"groups {name!r} {list(column.shape)} must have one value for each of the {rows.seen} rows")
-    plain = ["missing" if value is None or value != value else value for value in column.tolist()]
+    plain = ["missing" if value is None or value != value else _plain(value) for value in column.tolist()]
     if len(set(map(type, plain))) > 1:  # values of several types have no order
         plain = [str(value) for value in plain]
     return np.array(plain)[rows["row"].numpy()]

@@ -245,11 +245,12 @@ def _evaluated(
     )
     seen = fitted.trained_among(labelled[0])
     if seen:
-        say(f"{seen:,} of {len(frame):,} rows have the features of rows that were trained on: the figures flatter")
+        flatters = ": the figures flatter" if seen > 0.01 * len(frame) else ""
+        say(f"{seen:,} of {len(frame):,} rows have the features of rows that were trained on{flatters}")
     result.settings.update(
         {"data": data or "test rows of the fit", "rows": len(frame), "rows_trained_on": seen, **fitted.said()}
     )
-    _shown(result, out, as_json, f"How sure is {fitted.target.name}?")
+    _shown(result, out, as_json, f"How sure are predictions of {fitted.target.name}?")
 
 
 def _shown(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
@@ -270,6 +271,8 @@ def report(result: Evaluation, path: Path, title: str) -> None:
     try:
         result.report(path, title)
     except ImportError as error:
+        if "posterity[report]" not in str(error):
+            raise
         say(f"no report: {error}")
         return
     say(f"report: {path.resolve().as_uri()}")

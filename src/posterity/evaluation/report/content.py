@@ -106,9 +106,9 @@ def _regression(record: Record) -> list[tuple[str, Figure, bool]]:
     found = [
         ("Coverage of intervals", regression.coverage(record), True),
         ("PIT histogram", regression.pit(record), True),
+        ("Predicted std and error", regression.spread(record), True),
         ("Prediction bands", regression.bands(record, ordered=False), True),
         ("Prediction bands, rows sorted by predicted mean", regression.bands(record, ordered=True), False),
-        ("Predicted std and error", regression.spread(record), True),
     ]
     return [(heading, figure, open_) for heading, figure, open_ in found if figure]
 

@@ -213,7 +213,9 @@ def _classes(facts: Facts) -> Iterator[Finding]:
     values = {part: dict(zip(map(str, facts.labels), each.tolist())) for part, each in counts.items()}
     if problems:
         status: Any = "fault" if absent.get("train") else "warning"
-        remedy = "give more rows of them, merge classes, or split in another way (--group, --split-column, --split-seed)"
+        remedy = (
+            "give more rows of them, merge classes, or split in another way (--group, --split-column, --split-seed)"
+        )
         yield Finding("classes", status, "; ".join(problems), remedy, {"rows": values})
     else:
         yield Finding("classes", "ok", f"all {len(facts.labels)} classes are in every part", "", {"rows": values})
