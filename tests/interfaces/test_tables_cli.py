@@ -198,8 +198,8 @@ def test_a_comparison_goes_on_where_it_was_killed(shell):
     assert [(row["method"], row["seed"]) for row in record["rows"]] == [
         (name, seed) for name in ("map", "deep-ensemble", "laplace") for seed in (0, 1)
     ]
-    assert "map, seed 0: 1 x 10 epochs" in err  # the budget of five members with two epochs each
-    assert "deep-ensemble, seed 1: 5 x 2 epochs" in err
+    assert "map-0: 1 x 10 epochs" in err  # the budget of five members with two epochs each
+    assert "deep-ensemble-1: 5 x 2 epochs" in err
     assert set(record["differences"]["baseline"]) == {"map"}
     before = {path: path.stat().st_mtime_ns for path in Path("comparison").rglob("posterior*.safetensors")}
     (Path("comparison") / "laplace-1" / "posterity.json").unlink()
@@ -210,6 +210,37 @@ def test_a_comparison_goes_on_where_it_was_killed(shell):
     code, _, err = shell(*call, "--prior", 3)
     assert code == 2
     assert "another prior" in err
+
+
+def test_a_comparison_picks_each_methods_own_data_weight(shell):
+    numbers().to_csv("train.csv", index=False)
+    call = (
+        "compare",
+        "train.csv",
+        "--methods",
+        "map,ivon",
+        "--seeds",
+        1,
+        "--epochs",
+        5,
+        "--data-weights",
+        "1,100",
+        "--json",
+    )
+    code, out, err = shell(*call)
+    assert code == 0, err
+    record = json.loads(out)
+    assert record["settings"]["data_weight_grid"] == [1, 100]
+    picked = record["settings"]["data_weight_picked"]
+    extra = [f"{name}, data_weight 100" for name in ("map", "ivon") if picked[name] == 100]
+    assert [row["method"] for row in record["rows"]] == ["map", "ivon", *extra]
+    assert {path.name for path in Path("comparison").iterdir() if path.is_dir()} == {
+        "map-0",
+        "ivon-0",
+        "map-w100-0",
+        "ivon-w100-0",
+    }
+    assert "numbers such as 1,10,100" in ends_well(*shell(*call[:-2], "many"))
 
 
 def test_doctor_lists_what_is_wrong(shell):

@@ -55,6 +55,8 @@ class Settings:
         seeds: of a comparison, how many.
         prior: of the normal prior: the std of a weight is this over the root of its fan-in.
         data_weight: every row counts so many times.
+        data_weights: of a comparison: the grid that each method's own weight is picked from, on validation rows; these fits
+            are further rows of the table.
         epochs: per member; by the number of rows unless given.
         batch_size: by the number of rows unless given.
         calibrate: fit a temperature on the validation rows; wherever there are some, unless given.
@@ -78,6 +80,7 @@ class Settings:
     seeds: int = 3
     prior: float = 2.0
     data_weight: float = 1.0
+    data_weights: tuple[float, ...] = ()
     epochs: int | None = None
     batch_size: int | None = None
     calibrate: bool | None = None
@@ -97,6 +100,7 @@ class Settings:
                     part for each in ([value] if isinstance(value, str) else value) for part in str(each).split(",")
                 ]
                 object.__setattr__(self, name, tuple(part.strip() for part in parts if part.strip()))
+        object.__setattr__(self, "data_weights", _numbers("data_weights", self.data_weights))
         for name in ("prior", "data_weight", "epochs", "batch_size", "seeds"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise DataError(f"{name} must be above 0, got {value}")
@@ -108,9 +112,22 @@ class Settings:
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "drop": (str, list, tuple), "methods": (str, list, tuple, dict), "network": (str, dict), "method": (str, dict),
+    "data_weights": (str, float, int, list, tuple),
     "validation": (float, int), "test": (float, int), "prior": (float, int), "data_weight": (float, int),
     "split_seed": (int,), "seeds": (int,), "epochs": (int,), "batch_size": (int,), "seed": (int,), "calibrate": (bool,),
 }  # fmt: skip
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """Numbers above 0 from a list, or a text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    try:
+        found = tuple(float(part) for part in parts)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} must be numbers such as 1,10,100, got {value!r}") from error
+    if any(not each > 0 for each in found):
+        raise DataError(f"{name} must be above 0, got {value!r}")
+    return found
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Settings:

@@ -141,7 +141,9 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder of the comparison; a killed one goes on.")] = Path("comparison"),
     target: Target = None, task: Task = None, drop: Drop = None, network: Network = None,
     likelihood: Likelihood = None, epochs: Epochs = None, batch_size: BatchSize = None, prior: Prior = None,
-    data_weight: Weight = None, test: Test = None, validation: Validation = None, split_column: SplitColumn = None,
+    data_weight: Weight = None,
+    data_weights: Annotated[str | None, typer.Option(help="Grid that each method's own is picked from too.")] = None,
+    test: Test = None, validation: Validation = None, split_column: SplitColumn = None,
     group: Group = None, time: Time = None, seed: Seed = None, split_seed: SplitSeed = None,
     calibrate: Calibrate = None, as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -152,8 +154,9 @@ def compare(
     options = {
         "methods": methods, "seeds": seeds, "target": target, "task": task, "drop": drop, "network": network,
         "likelihood": likelihood, "epochs": epochs, "batch_size": batch_size, "prior": prior,
-        "data_weight": data_weight, "test": test, "validation": validation, "split_column": split_column,
-        "group": group, "time": time, "seed": seed, "split_seed": split_seed, "calibrate": calibrate,
+        "data_weight": data_weight, "data_weights": data_weights, "test": test, "validation": validation,
+        "split_column": split_column, "group": group, "time": time, "seed": seed, "split_seed": split_seed,
+        "calibrate": calibrate,
     }  # fmt: skip
     prepared = _prepared(data, options)
     result = compare_methods(prepared, out, tell=say)

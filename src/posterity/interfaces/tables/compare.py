@@ -1,13 +1,15 @@
 """Methods x seeds on one table: the same rows, the same budget, resumable.
 
 The budget is passes over the training rows, summed over the members of a method: an ensemble of five gets a fifth of
-the epochs for each of its members. The split is the same for all, so that differences are paired by rows.
+the epochs for each of its members. The split is the same for all, so that differences are paired by rows. All methods
+share one data_weight; with a grid of them, the one of each method's own that its validation rows like best is compared too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import posterity as po
 from posterity.errors import DataError, StorageError
 from posterity.evaluation.evaluate import compare
 from posterity.interfaces.settings import Named, build_method
-from posterity.interfaces.tables.run import Prepared, Tell, fit_table, row_keys
+from posterity.interfaces.tables.run import Prepared, TableModel, Tell, fit_table, row_keys
 from posterity.posterior.files import atomic_json, read_json
 
 __all__ = ["compare_methods"]
@@ -47,22 +49,46 @@ def compare_methods(
     budget = prepared.epochs * max(method.members for method in methods.values())
     train, test = (prepared.encoded(rows) for rows in (prepared.parts.train, prepared.parts.test))
     _claim(out, prepared, budget, int(row_keys(train[0]).sum()))
-    models: dict[str, list[po.BayesianModel]] = {}
-    for name, method in methods.items():
-        epochs = max(1, round(budget / method.members))
-        for seed in range(settings.seed, settings.seed + settings.seeds):
-            tell(f"{name}, seed {seed}: {method.members} x {epochs} epochs")
-            fitted = fit_table(
-                prepared, out / f"{name}-{seed}", method=named[name], epochs=epochs, seed=seed, resume=True,
-                progress=progress,
-            )  # fmt: skip
-            models.setdefault(name, []).append(fitted.model)
-    rows = prepared.frame.iloc[prepared.parts.test]
-    options = fitted.evaluation_options(rows, groups=prepared.groups)
     validation = prepared.encoded(prepared.parts.validation) if len(prepared.parts.validation) else None
+    if settings.data_weights and validation is None:
+        raise DataError("a data_weight is picked on validation rows: --validation 0.15, or without --data-weights")
+
+    def fits(name: str, weight: float) -> list[TableModel]:
+        """Every seed of a method, fitted or found."""
+        own = settings.data_weight == weight
+        told = dataclasses.replace(prepared, settings=settings.updated(data_weight=weight))
+        epochs = max(1, round(budget / methods[name].members))
+        found = []
+        for seed in range(settings.seed, settings.seed + settings.seeds):
+            place = f"{name}-{seed}" if own else f"{name}-w{weight:g}-{seed}"
+            tell(f"{place}: {methods[name].members} x {epochs} epochs")
+            found.append(
+                fit_table(
+                    told, out / place, method=named[name], epochs=epochs, seed=seed, resume=True, progress=progress
+                )
+            )
+        return found
+
+    tables = {name: fits(name, settings.data_weight) for name in methods}
+    picked: dict[str, float] = {}
+    for name in methods if settings.data_weights else ():
+        picked[name] = min(settings.data_weights, key=lambda weight: _nll(fits(name, weight), validation))
+        if picked[name] != settings.data_weight:
+            tables[f"{name}, data_weight {picked[name]:g}"] = fits(name, picked[name])
+    rows = prepared.frame.iloc[prepared.parts.test]
+    options = tables[next(iter(methods))][0].evaluation_options(rows, groups=prepared.groups)
+    models = {name: [table.model for table in seeds] for name, seeds in tables.items()}
     result = compare(models, test, validation=validation, **options)
     result.settings.update(_said(prepared, budget))
+    if picked:
+        result.settings["data_weight_picked"] = picked
     return result
+
+
+def _nll(tables: Sequence[TableModel], validation: Any) -> float:
+    """The mean over seeds of the validation NLL."""
+    inputs, targets = validation
+    return sum(-float(table.model.predict(inputs).log_prob(targets).mean()) for table in tables) / len(tables)
 
 
 def _said(prepared: Prepared, budget: int) -> dict[str, Any]:
@@ -76,6 +102,7 @@ def _said(prepared: Prepared, budget: int) -> dict[str, Any]:
         "likelihood": prepared.likelihood,
         "prior_std": settings.prior,
         "data_weight": settings.data_weight,
+        "data_weight_grid": list(settings.data_weights),
         "calibrated": prepared.calibrates,
         "budget": f"{budget} passes over the training rows for each method and seed, members together",
         "batch_size": prepared.batch_size,
