@@ -12,7 +12,7 @@ from posterity.evaluation.detection import aupr, auroc, fpr_at_tpr
 from posterity.evaluation.intervals import interval_coverage, interval_score, pit_table, quantile_loss, spread_table
 from posterity.evaluation.proper import accuracy, brier, crps, lppd, nll
 from posterity.evaluation.selective import aurc, coverage_at_risk, excess_aurc
-from posterity.evaluation.threshold import answered_table, best_threshold, effective_reliability
+from posterity.evaluation.threshold import RISKS, answered_table, best_threshold, effective_reliability
 
 NAN, INF = math.nan, math.inf
 ALONE = "an interval needs at least two rows"
@@ -281,12 +281,15 @@ def test_answered_table():
 def test_answered_table_of_many_rows(points):
     confidence = torch.arange(1009.0).flip(0) // 3  # 337 ties, the surest of one row
     table = answered_table(confidence, confidence > 100, points)
-    assert len(table["answered"]) <= points
+    assert len(table["answered"]) <= points + 3
     assert table["answered"][-1] == 1009
     assert all(a < b for a, b in zip(table["answered"], table["answered"][1:]))
     for answered, threshold, errors in zip(table["answered"], table["threshold"], table["errors"]):
         assert answered == int((confidence >= threshold).sum())
         assert errors == int(((confidence >= threshold) & (confidence <= 100)).sum())
+    for risk in RISKS:  # what the metric says is a line of the table
+        reached = [c for c, r in zip(table["coverage"], table["risk"]) if r <= risk]
+        assert reached[-1] == coverage_at_risk(confidence, confidence > 100, risk).value
     # evenly spaced: no step is longer than n / points and a tie
     steps = [b - a for a, b in zip([0, *table["answered"]], table["answered"])]
     assert max(steps) <= 1009 / points + 3

@@ -16,10 +16,10 @@ from posterity.evaluation.metric import Metric, mean_interval
 from posterity.evaluation.proper import accuracy, crps, lppd, nll, root
 from posterity.evaluation.rows import LEVELS, Rows, suffix
 from posterity.evaluation.selective import aurc, coverage_at_risk, excess_aurc
+from posterity.evaluation.threshold import RISKS
 
-__all__ = ["RISKS", "classification_metrics", "detection_metrics", "direction", "limits", "regression_metrics"]
+__all__ = ["classification_metrics", "detection_metrics", "direction", "limits", "regression_metrics"]
 
-RISKS = (0.005, 0.01, 0.05)
 MEASURES = {"": "entropy", "_epistemic": "epistemic", "_confidence": "confidence"}
 
 _UP = ("accuracy", "lppd", "coverage_at_risk", "effective_reliability", "ood_auroc", "ood_aupr")

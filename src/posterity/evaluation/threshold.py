@@ -18,7 +18,9 @@ from posterity.errors import DataError
 from posterity.evaluation.metric import Metric, as_events, as_rows, clopper_pearson
 from posterity.evaluation.ordering import ordered, tie_ends
 
-__all__ = ["answered_table", "best_threshold", "effective_reliability"]
+__all__ = ["RISKS", "answered_table", "best_threshold", "effective_reliability"]
+
+RISKS = (0.005, 0.01, 0.05)  # at which the coverage is told
 
 
 def effective_reliability(confidence: Tensor, correct: Tensor, threshold: float, cost: float = 1.0) -> Metric:
@@ -93,7 +95,8 @@ def answered_table(confidence: Tensor, correct: Tensor, points: int = 200) -> di
 
     Args:
         confidence, correct: as of `effective_reliability`.
-        points: at most so many lines, about evenly spaced in coverage; at least 1.
+        points: at most so many lines, about evenly spaced in coverage, and those where the coverages at `RISKS` are; at
+            least 1.
 
     No rows: no lines. Raises DataError on NaN or `points`, ShapeError on unequal shapes.
     """
@@ -104,7 +107,10 @@ def answered_table(confidence: Tensor, correct: Tensor, points: int = 200) -> di
     ends = tie_ends(ties)
     if len(ends) > points:
         wanted = torch.arange(1, points + 1, dtype=torch.float64) * n / points
-        ends = ends[torch.searchsorted((ends + 1).to(torch.float64), wanted).clamp(max=len(ends) - 1).unique()]
+        kept = torch.searchsorted((ends + 1).to(torch.float64), wanted).clamp(max=len(ends) - 1)
+        risk = errors.cumsum(0)[ends] / (ends + 1)
+        reached = [(risk <= level).nonzero()[-1] for level in RISKS if bool((risk <= level).any())]
+        ends = ends[torch.cat([kept, *reached]).unique()]
     answered = (ends + 1).tolist()
     wrong = errors.cumsum(0)[ends].long().tolist()
     bounds = [clopper_pearson(k, m) for k, m in zip(wrong, answered)]

@@ -11,10 +11,10 @@ from typing import Any
 from posterity.evaluation.report.charts import DASHES, Drawing
 from posterity.evaluation.report.numbers import grouped, near_one, number, percent, percents
 from posterity.evaluation.report.record import Entry, Record, lines
+from posterity.evaluation.threshold import RISKS
 
-__all__ = ["RISKS", "Selective", "point_at", "selective", "sentence"]
+__all__ = ["Selective", "point_at", "selective", "sentence"]
 
-RISKS = [0.005, 0.01, 0.05]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 44
 
 
