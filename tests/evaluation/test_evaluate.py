@@ -129,6 +129,23 @@ def test_predictions_that_cannot_be_read(given, error, match):
         po.evaluate(given, torch.zeros(3, dtype=torch.int64))
 
 
+def test_targets_that_are_words_need_labels(probs, labels):
+    words = np.array(["a", "b", "c", "d", "e"])[labels]
+    with pytest.raises(DataError, match="which column"):
+        po.evaluate(probs, words)
+    found = po.evaluate(probs, words, labels=["a", "b", "c", "d", "e"])
+    assert value(found, "nll") == pytest.approx(value(po.evaluate(probs, labels), "nll"))
+
+
+def test_bad_rows_of_probabilities_are_named(probs, labels):
+    bad = probs.clone()
+    bad[3, 1] = math.nan
+    with pytest.raises(DataError, match=r"NaN in 1 row \(3\)"):
+        po.evaluate(bad, labels)
+    with pytest.raises(DataError, match="between 0 and 1, got 90"):
+        po.evaluate({"mean": [0.0, 1.0], "std": [1.0, 1.0]}, [0.0, 1.0], levels=(90,))
+
+
 def test_options_of_a_model_do_not_go_with_predictions(probs, labels):
     with pytest.raises(CompatibilityError, match="predictions are made already"):
         po.evaluate(probs, labels, draws=7)

@@ -397,3 +397,78 @@ def test_semicolons_and_a_byte_order_mark(shell):
     targets = json.loads(out)["rows"][0]["details"]["bands"]["target"]
     assert all(min(abs(frame["y"] - t)) < 1e-3 for t in targets)
     assert not any(math.isnan(t) for t in targets)
+
+
+def test_a_likelihood_says_what_the_task_is(shell):
+    frame = numbers()
+    frame["y"] = np.random.default_rng(3).poisson(np.exp(0.5 + 0.5 * frame["a"]))
+    frame.to_csv("counts.csv", index=False)
+    assert shell("fit", "counts.csv", "--epochs", 2, "--method", "map", "--likelihood", "poisson")[0] == 0
+    _, out, _ = shell("predict", "run", "counts.csv")
+    assert out.startswith("mean,std,lower,upper")
+    assert "one for a regression" in ends_well(
+        *shell("fit", "counts.csv", "--likelihood", "poisson", "--task", "classification", "--out", "other")
+    )
+    classes().to_csv("two.csv", index=False)
+    code, _, err = shell(
+        "fit", "two.csv", "--epochs", 2, "--method", "map", "--likelihood", "bernoulli", "--out", "two"
+    )
+    assert code == 0, err
+    assert shell("predict", "two", "two.csv")[1].startswith("label,confidence,p_high,p_low")
+    assert "no likelihood for tables" in ends_well(
+        *shell("fit", "two.csv", "--likelihood", "multilabel", "--out", "three")
+    )
+
+
+def test_a_fault_is_named_by_the_row_of_the_file(shell):
+    frame = numbers().astype({"a": object}).drop(columns="copy")
+    frame.loc[60, "a"] = "n.v."
+    frame.to_csv("train.csv", index=False)
+    told = ends_well(*shell("fit", "train.csv", *FAST))
+    assert "row 60" in told
+    frame.loc[60, "a"], frame.loc[207, "a"] = 1.5, "n.v."
+    frame.to_csv("train.csv", index=False)
+    told = ends_well(*shell("fit", "train.csv", *FAST))
+    assert "row 207" in told
+    assert not Path("run").exists()
+
+
+def test_a_far_offset_of_the_target_rounds_nothing_away(shell):
+    frame = numbers()
+    for name, offset in (("near", 0.0), ("far", 1e9)):
+        frame.assign(y=frame["y"] + offset).to_csv(f"{name}.csv", index=False)
+        code, _, err = shell("fit", f"{name}.csv", *FAST, "--out", name)
+        assert code == 0, err
+        shell("predict", name, f"{name}.csv", "-o", f"{name}-out.csv")
+    near, far = (pandas.read_csv(f"{name}-out.csv") for name in ("near", "far"))
+    # 1e9 of float64 has steps of 1e-7; the two fits see targets that differ by that
+    for name in ("mean", "lower", "upper"):
+        assert np.abs(far[name] - 1e9 - near[name]).max() < 0.5
+    assert np.abs(far["std"] / near["std"] - 1).max() < 0.01
+
+
+@pytest.mark.parametrize("option", [("--seed", -1), ("--split-seed", -1), ("--group", "y"), ("--time", "y")])
+def test_options_that_cannot_be(shell, option):
+    numbers().to_csv("train.csv", index=False)
+    ends_well(*shell("fit", "train.csv", *FAST, "--target", "y", *option))
+    assert not Path("run").exists()
+
+
+def test_a_file_in_the_place_of_a_folder(shell):
+    numbers().to_csv("train.csv", index=False)
+    shell("fit", "train.csv", *FAST)
+    Path("afile").write_text("here")
+    for call in (("evaluate", "run", "train.csv"), ("compare", "train.csv"), ("fit", "train.csv", *FAST)):
+        assert "afile" in ends_well(*shell(*call, "--out", "afile/run"))
+    assert Path("afile").read_text() == "here"
+
+
+def test_a_method_is_no_path(shell):
+    numbers().to_csv("train.csv", index=False)
+    Path("bad.yaml").write_text("data: train.csv\nmethods: {../x: map}\n")
+    assert "'../x'" in ends_well(*shell("compare", "bad.yaml"))
+    Path("init.yaml").write_text("data: train.csv\nnetwork: {class_path: torch.nn.Linear, init_args: 7}\n")
+    assert "keys and values" in ends_well(*shell("fit", "init.yaml"))
+    Path("small.yaml").write_text("data: train.csv\nprior: 1e-3\nepochs: 1\nmethod: map\n")
+    code, _, err = shell("fit", "small.yaml")
+    assert code == 0, err

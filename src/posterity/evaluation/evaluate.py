@@ -76,7 +76,7 @@ def evaluate(
         CompatibilityError: options of a model beside predictions.
     """
     asked = _Asked(
-        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), _shown(show, data),
+        data, dict(ood or {}), _checked(levels), validation, as_groups(groups), _shown(show, data),
         {"draws": draws, "seed": seed, "batch_size": batch_size}, None if labels is None else tuple(labels),
     )  # fmt: skip
     measured = list(_measure(model, method, via, asked))
@@ -124,7 +124,7 @@ def compare(
         for index, model in enumerate(given if several else [given]):
             foreign = ood.get(name) if ood and isinstance(next(iter(ood.values())), Mapping) and name in ood else ood
             asked = _Asked(
-                data, dict(foreign or {}), tuple(chosen["levels"]), chosen["validation"], as_groups(chosen["groups"]),
+                data, dict(foreign or {}), _checked(chosen["levels"]), chosen["validation"], as_groups(chosen["groups"]),
                 _shown(chosen["show"], data), options, chosen["labels"],
             )  # fmt: skip
             told.setdefault(name, model)
@@ -150,6 +150,12 @@ class _Asked:
     show: Show | None
     options: dict[str, Any] = field(default_factory=dict)
     labels: tuple[Any, ...] | None = None
+
+
+def _checked(levels: Sequence[float]) -> tuple[float, ...]:
+    if wrong := [level for level in levels if not 0 < level < 1]:
+        raise DataError(f"levels are fractions between 0 and 1, got {wrong[0]:g}")
+    return tuple(levels)
 
 
 def _measure(model: Any, method: str | None, via: str | Sequence[str] | None, asked: _Asked) -> Iterator[Measured]:
@@ -191,7 +197,12 @@ class _Given:
             if not isinstance(data, tuple) or len(data) != 2:
                 raise DataError("validation= beside predictions is a pair: predictions and targets")
             return [(self._read(data[0]), data[1])]
-        return [(self._read(self.predictions), data)]
+        pred = self._read(self.predictions)
+        if hasattr(pred, "probs") and all(isinstance(name, int) for name in pred.likelihood.classes or ()):
+            first = next(iter(data), None) if hasattr(data, "__iter__") else None
+            if isinstance(first, str):
+                raise DataError("the targets are words: labels=[...] says which column of probabilities is which class")
+        return [(pred, data)]
 
     def foreign(self, data: Any) -> Iterable[Any]:
         return [self._read(data)]

@@ -104,7 +104,8 @@ def _classes(probs: Tensor, labels: tuple[Any, ...] | None) -> CategoricalPredic
             f"probabilities are [rows, classes] or [draws, rows, classes], got {list(probs.shape)}; of two classes give "
             "both columns"
         )
-    draws = check_probs("probs", probs if probs.ndim == 3 else probs[None]).double()
+    rows = probs.movedim(0, 1) if probs.ndim == 3 else probs[:, None]  # rows first: errors name them
+    draws = check_probs("probs", rows).double().movedim(1, 0)
     total = draws.sum(-1)
     if bool(((total - 1).abs() > 1e-3).any()):
         worst = total.flatten()[(total - 1).abs().argmax()]

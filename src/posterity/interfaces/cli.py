@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed or an internal fault, 2 bad input or usage.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -55,8 +56,7 @@ def demo(
     stderr.print("Digits 0-7 to learn; 8 and 9, and pixel noise, to be recognised as foreign.")
     result = run(seed, tell=lambda line: stderr.print(f"  {line}  [dim]{time.perf_counter() - began:.0f} s[/dim]"))
     result.settings["command"] = f"posterity demo --seed {seed}"
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "evaluation.json"
+    path = table_commands.folder(out) / "evaluation.json"
     record = result.to_json(path)
     if as_json:
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
@@ -114,7 +114,10 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _say_warning
             app()
-    except (PosterityError, ImportError) as error:
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (PosterityError, ImportError, OSError) as error:
         stderr.print(f"posterity: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
 

@@ -17,6 +17,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Settings:
             are further rows of the table.
         epochs: per member; by the number of rows unless given.
         batch_size: by the number of rows unless given.
-        calibrate: fit a temperature on the validation rows; wherever there are some, unless given.
+        calibrate: fit a temperature on the validation rows; wherever there are 30, unless given.
         seed: of the fit and its predictions.
     """
 
@@ -87,6 +88,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("validation", "test", "prior", "data_weight"):
+            if isinstance(value := getattr(self, name), str):  # YAML reads 1e-3, without a point, as text
+                object.__setattr__(self, name, _numbers(name, value)[0])
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             kinds = _KINDS.get(field.name, (str,))
@@ -101,6 +105,16 @@ class Settings:
                 ]
                 object.__setattr__(self, name, tuple(part.strip() for part in parts if part.strip()))
         object.__setattr__(self, "data_weights", _numbers("data_weights", self.data_weights))
+        for name in ("seed", "split_seed"):
+            if getattr(self, name) < 0:
+                raise DataError(f"{name} must be a whole number of at least 0, got {getattr(self, name)}")
+        for name, named in self.methods.items() if isinstance(self.methods, Mapping) else ():
+            if not re.fullmatch(r"\w[\w.+-]*", str(name)):
+                raise DataError(
+                    f"a method is called by letters, digits, '-', '+', '.' and '_' (a folder is), got {name!r}"
+                )
+            if not isinstance(named, str | Mapping):
+                raise DataError(f"method {name!r} must be a name or a class, got {named!r}")
         for name in ("prior", "data_weight", "epochs", "batch_size", "seeds"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise DataError(f"{name} must be above 0, got {value}")
@@ -201,7 +215,10 @@ def _build(named: Named, offered: Mapping[str, Any]) -> Any:
     if not isinstance(named, str):
         if unknown := set(named) - {"class_path", "init_args"}:
             raise CompatibilityError(f"a class is {{class_path, init_args}}: {', '.join(sorted(unknown))} is neither")
-        arguments = dict(named.get("init_args") or {})
+        given = named.get("init_args") or {}
+        if not isinstance(given, Mapping):
+            raise CompatibilityError(f"init_args are keys and values, got {given!r}")
+        arguments = dict(given)
     path = _path(named)
     module, _, name = path.rpartition(".")
     if (here := os.getcwd()) not in sys.path:
@@ -215,8 +232,8 @@ def _build(named: Named, offered: Mapping[str, Any]) -> Any:
         takes = inspect.signature(kind).parameters
         arguments = {**{key: value for key, value in offered.items() if key in takes}, **arguments}
         return kind(**arguments)
-    except (TypeError, ValueError) as error:
-        raise CompatibilityError(f"{path} cannot be made with {arguments}: {error}") from error
+    except Exception as error:  # whatever somebody's class raises
+        raise CompatibilityError(f"{path} cannot be made with {arguments}: {error!r}") from error
 
 
 def _nested(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posterity.errors import DataError
+from posterity.errors import DataError, StorageError
 from posterity.interfaces.console import say, stdout
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def predict(
     """Predict every row of a table, in its order: mean and std with intervals, or classes with probabilities."""
     from posterity.interfaces.tables.read import write_table
     from posterity.interfaces.tables.run import TableModel
+    from posterity.interfaces.tables.words import plural
 
     _one_thread()
     if not 0 < level < 1:
@@ -106,7 +107,7 @@ def predict(
     predictions = fitted.predict(frame, level, via, draws)
     if output is not None:
         write_table(predictions, output)
-        say(f"{len(predictions):,} rows predicted: {output}")
+        say(f"{plural(len(predictions), 'row')} predicted: {output}")
     if as_json:
         _write_json({"rows": json.loads(predictions.to_json(orient="records", double_precision=15))})
     elif output is None:
@@ -128,6 +129,7 @@ def evaluate(
 
     _one_thread()
     fitted = TableModel.load(run)
+    folder(out or run)
     frame = _read(data)
     _say_unused(fitted, frame)
     foreign = {path.stem: _read(path) for path in ood or []}
@@ -159,6 +161,7 @@ def compare(
         "calibrate": calibrate,
     }  # fmt: skip
     prepared = _prepared(data, options)
+    folder(out.parent)
     result = compare_methods(prepared, out, tell=say)
     _shown(result, out, as_json, f"Methods compared on {data.name}")
 
@@ -259,14 +262,22 @@ def _evaluated(
 def _shown(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
     """evaluation.json and report.html in `out`, the table or the JSON on stdout."""
     result.settings["command"] = " ".join(["posterity", *sys.argv[1:]])
-    out.mkdir(parents=True, exist_ok=True)
-    record = result.to_json(out / "evaluation.json")
+    record = result.to_json(folder(out) / "evaluation.json")
     if as_json:
         _write_json(record)
     else:
         stdout.print(result.table())
     say(f"{out / 'evaluation.json'} written")
     report(result, out / "report.html", title)
+
+
+def folder(path: Path) -> Path:
+    """A folder to write to, made where there is none. Raises StorageError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the folder {path} cannot be made: {error.strerror}") from error
+    return path
 
 
 def report(result: Evaluation, path: Path, title: str) -> None:

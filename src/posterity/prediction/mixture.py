@@ -8,7 +8,8 @@
     log_prob    log mean_s prod_i f_s(y_i) - sum_i log std_i       the product over the outputs of a row
     crps        mean_s E|Y_s - y| - int F (1 - F)                  Gneiting and Raftery (2007), equation 21
 
-Components stay in network units, `[draw, row]` or `[draw, row, ...]`; sums run in float64, results are float32.
+Components stay in network units, `[draw, row]` or `[draw, row, ...]`; sums run in float64, results are float32, but for
+locations that are more than 1e4 stds from 0.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = ["MixturePredictive"]
 
 _BLOCK = 2**19  # components (draws x rows x outputs) worked on at a time: 4 MiB per float64 temporary
 _TOLERANCE = 1e-8  # of the smallest component's std: steps this small end the search for a quantile
+_FAR = 1e4  # stds from 0: float32 rounds locations there by 1e4 * 6e-8 = 6e-4 of a std
 _STEPS = 100  # about 8 are needed; an end to it where something is not finite
 
 
@@ -99,7 +101,7 @@ class MixturePredictive(Predictive):
     @property
     def mean(self) -> Tensor:
         """[rows(, ...)] mean of the mixture."""
-        return self.scaling.location(self._summary[0]).float()
+        return self._located(self._summary[0])
 
     @property
     def epistemic(self) -> Tensor:
@@ -128,7 +130,7 @@ class MixturePredictive(Predictive):
     @property
     def per_draw(self) -> Tensor:
         """[draw, row(, ...)] component means."""
-        return self.scaling.location(self._moments()[0]).float()
+        return self._located(self._moments()[0])
 
     def cdf(self, y: Any) -> Tensor:
         """[rows(, ...)] P(Y <= y), for one y per output, or a number for all of them."""
@@ -145,7 +147,7 @@ class MixturePredictive(Predictive):
             return torch.stack([self.quantile(float(value)) for value in q])
         if not 0 < q < 1:
             raise ValueError(f"a quantile needs 0 < q < 1, got {q}: fractions, not percent")
-        return self.scaling.location(self._blockwise(lambda part: part._quantile(float(q)))).float()
+        return self._located(self._blockwise(lambda part: part._quantile(float(q))))
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """(lower, upper), each [rows(, ...)]: the central interval of probability `level`.
@@ -177,6 +179,11 @@ class MixturePredictive(Predictive):
         return self.scaling.scale(crps).float()
 
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _located(self, z: Tensor) -> Tensor:
+        """z in original units, float32 unless that would round a std away: targets like 1e8 +- 2 are float64."""
+        values = self.scaling.location(z)
+        return values if bool((self.scaling.mean.abs() > _FAR * self.scaling.std).any()) else values.float()
 
     def _targets(self, targets: Any) -> Tensor:
         """float64 targets in network units, one for each output."""

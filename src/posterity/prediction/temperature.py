@@ -8,10 +8,11 @@ The NLL of the MIXTURE over draws is minimised, not the mean of the draws' own. 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from posterity.errors import DataError
+from posterity.errors import DataError, PosterityWarning
 from posterity.prediction.predictive import reducer
 from posterity.problem.likelihoods import Likelihood
 from posterity.tree import Tree
@@ -72,6 +73,13 @@ def fit_temperature(
             low, left = left, right
             right = low + _GOLDEN * (high - low)
     best = min(values, key=lambda key: values[key])
+    if not _LOW + 0.01 < best < _HIGH - 0.01:
+        warnings.warn(
+            f"the temperature stopped at its bound {math.exp(best):.3g}: the std or the logits are off by more than that; "
+            "train longer, or look at the data",
+            PosterityWarning,
+            stacklevel=3,
+        )
     after = values[best]
     if after >= before:
         return 1.0, {"nll_before": before, "nll_after": before, "rows": rows}

@@ -128,6 +128,8 @@ def fit(
     }.items():
         if value is not None and value < 1:
             raise CompatibilityError(f"{name} must be at least 1, got {value}")
+    if seed < 0:
+        raise CompatibilityError(f"seed must be a whole number of at least 0, got {seed}")
     if accumulation < 1:
         raise CompatibilityError(f"accumulation must be at least 1, got {accumulation}")
     if resume and out is None:

@@ -91,7 +91,7 @@ def test_groups_of_three_digits(tmp_path: Path) -> None:
     assert frame["a"].tolist()[:3] == [1234.0, -1234567.5, 7.0]
     assert frame["a"].isna().tolist() == [False, False, False, True]
     assert frame.attrs["said"] == ["column 'a': commas between groups of three digits are left out"]
-    assert read_table(write(tmp_path, 'a,b\n"1,234",x\n"1,2",y\n'))["a"].tolist() == ["1,234", "1,2"]
+    assert read_table(write(tmp_path, 'a,b\n"1,234",x\n"1,2",y\n'))["a"].tolist() == [1.234, 1.2]
 
 
 def test_booleans_with_gaps_and_numbers_beyond_int64(tmp_path: Path) -> None:
@@ -222,3 +222,13 @@ def test_a_million_rows_fit_into_memory(tmp_path: Path) -> None:
     # float64 numbers and the text of the file are 0.2 GiB, torch and pandas 0.4; measured 0.6 and 0.6
     assert read < 1.2, f"{read:.2f} GiB to read"
     assert encoded < 2.0, f"{encoded:.2f} GiB to encode"
+
+
+def test_quoted_decimal_commas_are_no_thousands(tmp_path):
+    path = tmp_path / "quoted.csv"
+    path.write_text('a,b\n"0,346",1\n"2,755",2\n"-12,5",3\n')
+    frame = read_table(path)
+    assert frame["a"].tolist() == [0.346, 2.755, -12.5]
+    assert any("decimal comma" in line and "'a'" in line for line in frame.attrs["said"])
+    path.write_text('a,b\n"1,346",1\n"2,755",2\n"612",3\n')
+    assert read_table(path)["a"].tolist() == [1346, 2755, 612]

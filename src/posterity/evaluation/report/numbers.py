@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 __all__ = ["DASH", "digits", "fixed", "grouped", "interval", "near_one", "number", "percent", "percents", "places"]
@@ -33,7 +33,7 @@ def fixed(value: float, decimals: int) -> str:
     """
     if math.isinf(value):
         return "∞" if value > 0 else f"{_MINUS}∞"
-    rounded = Decimal(abs(value)).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    rounded = Decimal(abs(value)).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP, Context(prec=350))
     sign = _MINUS if value < 0 and rounded else ""
     return sign + f"{rounded:,f}".replace(",", _THIN)
 

@@ -17,7 +17,7 @@ import posterity as po
 from posterity.errors import DataError, StorageError
 from posterity.evaluation.evaluate import compare
 from posterity.interfaces.settings import Named, build_method
-from posterity.interfaces.tables.run import Prepared, TableModel, Tell, fit_table, row_keys
+from posterity.interfaces.tables.run import TABLE, Prepared, TableModel, Tell, fit_table, row_keys
 from posterity.posterior.files import atomic_json, read_json
 
 __all__ = ["compare_methods"]
@@ -48,10 +48,10 @@ def compare_methods(
     methods = {name: build_method(each) for name, each in named.items()}
     budget = prepared.epochs * max(method.members for method in methods.values())
     train, test = (prepared.encoded(rows) for rows in (prepared.parts.train, prepared.parts.test))
-    _claim(out, prepared, budget, int(row_keys(train[0]).sum()))
     validation = prepared.encoded(prepared.parts.validation) if len(prepared.parts.validation) else None
     if settings.data_weights and validation is None:
         raise DataError("a data_weight is picked on validation rows: --validation 0.15, or without --data-weights")
+    _claim(out, prepared, budget, int(row_keys(train[0]).sum()))
 
     def fits(name: str, weight: float) -> list[TableModel]:
         """Every seed of a method, fitted or found."""
@@ -61,7 +61,8 @@ def compare_methods(
         found = []
         for seed in range(settings.seed, settings.seed + settings.seeds):
             place = f"{name}-{seed}" if own else f"{name}-w{weight:g}-{seed}"
-            tell(f"{place}: {methods[name].members} x {epochs} epochs")
+            if not (out / place / TABLE).exists():
+                tell(f"{place}: {methods[name].members} x {epochs} epochs")
             found.append(
                 fit_table(
                     told, out / place, method=named[name], epochs=epochs, seed=seed, resume=True, progress=progress
@@ -73,6 +74,7 @@ def compare_methods(
     picked: dict[str, float] = {}
     for name in methods if settings.data_weights else ():
         picked[name] = min(settings.data_weights, key=lambda weight: _nll(fits(name, weight), validation))
+        tell(f"{name}: the validation rows like data_weight {picked[name]:g} best")
         if picked[name] != settings.data_weight:
             tables[f"{name}, data_weight {picked[name]:g}"] = fits(name, picked[name])
     rows = prepared.frame.iloc[prepared.parts.test]

@@ -30,7 +30,8 @@ _TEXT = (".csv", ".tsv", ".txt")
 SUFFIXES = (*_TEXT, *(f"{suffix}.gz" for suffix in _TEXT), ".parquet")
 
 _DECIMAL_COMMA = r"[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+),\d+"
-_GROUPED = r"[+-]?\d{1,3}(?:,\d{3})*(?:\.\d+)?"
+_GROUPED = r"[+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d{1,3})(?:\.\d+)?"
+_QUOTED_COMMA = r"[+-]?\d+(?:,\d+)?"
 _WHOLE = r"[+-]?\d+"
 
 
@@ -176,6 +177,9 @@ def _read_text(path: Path) -> DataFrame:
             if dialect.separator == "," and (grouped := _grouped(column)) is not None:
                 frame[name] = column = grouped
                 frame.attrs["said"].append(f"column {name!r}: commas between groups of three digits are left out")
+            elif dialect.separator == "," and (fractions := _quoted_commas(column)) is not None:
+                frame[name] = column = fractions
+                frame.attrs["said"].append(f"column {name!r}: numbers in quotes with a decimal comma")
             if _is_text(column) and (count := int(column.str.contains("\n", regex=False, na=False).sum())):
                 frame.attrs["said"].append(
                     f"column {name!r} holds values over several lines in {plural(count, 'row')} (quotes in text?)"
@@ -235,6 +239,15 @@ def _grouped(column: Series) -> Series | None:
     if not bool(column.dropna().str.fullmatch(_GROUPED).all()):
         return None
     return pandas().to_numeric(column.str.replace(",", "", regex=False))
+
+
+def _quoted_commas(column: Series) -> Series | None:
+    """Numbers in quotes written as "0,346", all of them; None where one is not."""
+    if not _is_text(column) or not bool(column.str.contains(",", regex=False, na=False).any()):
+        return None
+    if not bool(column.dropna().str.fullmatch(_QUOTED_COMMA).all()):
+        return None
+    return pandas().to_numeric(column.str.replace(",", ".", regex=False))
 
 
 def _stripped(column: Series, decimal: str) -> Series:

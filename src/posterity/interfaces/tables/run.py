@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 import posterity as po
-from posterity.errors import DataError, PosterityError, PosterityWarning, StorageError
+from posterity.errors import CompatibilityError, DataError, PosterityWarning, StorageError
 from posterity.interfaces.settings import Named, Settings, build_method, build_network
 from posterity.interfaces.tables.columns import Columns
 from posterity.interfaces.tables.split import Split, split
 from posterity.interfaces.tables.target import Target
+from posterity.interfaces.tables.words import plural
 from posterity.models.tabular import describe
 from posterity.posterior.files import atomic_json, read_json
 from posterity.posterior.storage import CHECKPOINT, MANIFEST
@@ -35,7 +36,7 @@ from posterity.random import Random
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Prepared", "TableModel", "fit_table", "prepare"]
+__all__ = ["TABLE", "Prepared", "TableModel", "fit_table", "prepare"]
 
 TABLE = "table.json"
 ROWS = "training-rows.safetensors"
@@ -45,6 +46,11 @@ ROWS = "training-rows.safetensors"
 _STEPS = 4000
 _EPOCHS = (20, 400)
 _SHOWN_GROUPS = 50
+_CALIBRATION = 30  # rows: fewer tell the scale of errors to worse than 1 / sqrt(2 * 30) = 13 %
+_TASKS = {
+    "categorical": "classification", "bernoulli": "classification", "gaussian": "regression",
+    "heteroscedastic": "regression", "student-t": "regression", "poisson": "regression",
+}  # fmt: skip
 
 Tell = Callable[[str], None]
 
@@ -69,7 +75,7 @@ class Prepared:
         """What the network has to give: a logit per class, or a mean; two for a heteroscedastic likelihood."""
         if self.target.task == "classification":
             assert self.target.labels is not None
-            return len(self.target.labels)
+            return 1 if self.likelihood == "bernoulli" else len(self.target.labels)
         return 2 if self.likelihood == "heteroscedastic" else 1
 
     @property
@@ -79,8 +85,8 @@ class Prepared:
 
     @property
     def calibrates(self) -> bool:
-        """As asked, else wherever there are validation rows and the likelihood has a temperature."""
-        able = len(self.parts.validation) > 0 and self.likelihood != "poisson"
+        """As asked, else wherever there are 30 validation rows and the likelihood has a temperature."""
+        able = len(self.parts.validation) >= _CALIBRATION and self.likelihood != "poisson"
         return able if self.settings.calibrate is None else self.settings.calibrate
 
     @property
@@ -115,19 +121,43 @@ def prepare(frame: pandas.DataFrame, settings: Settings, tell: Tell = lambda lin
     """
     if missing := [name for name in settings.drop if name not in frame.columns]:
         raise DataError(f"--drop names columns that are not there: {', '.join(missing)}")
-    target, said = Target.guess(frame.drop(columns=list(settings.drop)), settings.target, settings.task)
+    target, said = Target.guess(frame.drop(columns=list(settings.drop)), settings.target, _task(settings))
     for line in said:
         tell(line)
+    for option in ("split_column", "group", "time"):
+        if getattr(settings, option) == target.name:
+            raise DataError(
+                f"the rows cannot be split by the target {target.name!r}: --{option.replace('_', '-')} another"
+            )
     y = target.read(frame)
     parts = split(
         frame, target, validation=settings.validation, test=settings.test, column=settings.split_column,
         group=settings.group, time=settings.time, seed=settings.split_seed,
     )  # fmt: skip
     left_out = (target.name, *parts.not_features)
-    columns = Columns.learn(frame.iloc[parts.train], leave_out=left_out, drop=settings.drop)
+    try:
+        columns = Columns.learn(frame.iloc[parts.train], leave_out=left_out, drop=settings.drop)
+    except DataError:
+        Columns.learn(frame, leave_out=left_out, drop=settings.drop)  # the same fault, with the rows of the file
+        raise
+    columns.encode(frame)  # what cannot be read is found before the fit, in whichever part it is
     for line in (*parts.said, *columns.said):
         tell(line)
     return Prepared(settings, frame, target, parts, columns, y)
+
+
+def _task(settings: Settings) -> str | None:
+    """The task that was asked for, or that the likelihood is one for."""
+    if settings.likelihood is None:
+        return settings.task
+    if settings.likelihood not in _TASKS:
+        raise CompatibilityError(
+            f"no likelihood for tables is called {settings.likelihood!r}: there are {', '.join(_TASKS)}"
+        )
+    task = _TASKS[settings.likelihood]
+    if settings.task not in (None, task):
+        raise CompatibilityError(f"the {settings.likelihood} likelihood is one for a {task}, not for a {settings.task}")
+    return task
 
 
 def fit_table(
@@ -178,18 +208,26 @@ def fit_table(
             validation=validation, batch_size=prepared.batch_size, data_weight=float(settings.data_weight), seed=seed,
             out=out, resume=resume, progress=progress,
         )  # fmt: skip
-    if prepared.calibrates and model.calibration is None:
-        model.calibrate(validation)
-        model.save(out)
-        found: dict[str, Any] = model.calibration or {}
-        tell(
-            f"temperature {model.temperature:.3g} fitted on {found['rows']:,} validation rows: their NLL was "
-            f"{found['nll_before']:.4g} and is {found['nll_after']:.4g}; --no-calibrate leaves it out"
-        )
     keys = row_keys(train[0])
     write_tensors(out / ROWS, {"keys": keys})
+    if prepared.calibrates and model.calibration is None:
+        _calibrate(model, validation, out, tell)
     atomic_json(out / TABLE, _record(prepared, named))
     return TableModel(model, prepared.columns, prepared.target, keys)
+
+
+def _calibrate(model: po.BayesianModel, validation: Any, out: Path, tell: Tell) -> None:
+    try:
+        model.calibrate(validation)
+    except DataError as error:
+        tell(f"no temperature was fitted: {error}")
+        return
+    model.save(out)
+    found: dict[str, Any] = model.calibration or {}
+    tell(
+        f"temperature {model.temperature:.3g} fitted on {plural(found['rows'], 'validation row')}: their NLL was "
+        f"{found['nll_before']:.4g} and is {found['nll_after']:.4g}; --no-calibrate leaves it out"
+    )
 
 
 @contextmanager
@@ -198,7 +236,7 @@ def _left_as_found(out: Path) -> Iterator[None]:
     there = out.exists()
     try:
         yield
-    except PosterityError:
+    except BaseException:
         if not there and out.exists() and not any(out.iterdir()):
             out.rmdir()
         raise

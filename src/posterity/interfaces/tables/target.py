@@ -77,9 +77,11 @@ class Target:
         if task == "classification":
             labels = _labels(name, values)
             if len(labels) < 2:
+                gone = len(column) - len(values)
+                missing = f" ({plural(gone, 'row')} read as missing)" if gone else ""
                 raise DataError(
-                    f"the target {name!r} holds one class only, {labels[0]!r}, in {plural(len(values), 'row')}: there is "
-                    "nothing to tell apart"
+                    f"the target {name!r} holds one class only, {labels[0]!r}, in {plural(len(values), 'row')}{missing}: "
+                    "there is nothing to tell apart"
                 )
             return cls(name, "classification", labels), said
         numbers = _numbers(name, column)
