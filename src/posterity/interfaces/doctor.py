@@ -10,7 +10,8 @@ from posterity.evaluation.diagnosis import diagnose
 from posterity.evaluation.finding import Finding
 from posterity.interfaces.settings import Settings
 from posterity.interfaces.tables.audit import audit
-from posterity.interfaces.tables.run import TableModel, prepare
+from posterity.interfaces.tables.prepared import prepare
+from posterity.interfaces.tables.run import TableModel
 
 if TYPE_CHECKING:
     import pandas

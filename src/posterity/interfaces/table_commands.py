@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from posterity.evaluation.evaluation import Evaluation
     from posterity.evaluation.finding import Finding
     from posterity.interfaces.settings import Settings
-    from posterity.interfaces.tables.run import Prepared
+    from posterity.interfaces.tables.prepared import Prepared
 
 __all__ = ["compare", "doctor", "evaluate", "fit", "predict"]
 
@@ -231,7 +231,7 @@ def _read(path: Path) -> Any:
 
 def _prepared(path: Path, options: dict[str, Any]) -> Prepared:
     from posterity.interfaces.settings import build_method
-    from posterity.interfaces.tables.run import prepare
+    from posterity.interfaces.tables.prepared import prepare
 
     settings, frame = _settings(path, options)
     build_method(settings.method)  # before minutes are spent on a name that does not exist

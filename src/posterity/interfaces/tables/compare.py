@@ -17,7 +17,8 @@ import posterity as po
 from posterity.errors import DataError, StorageError
 from posterity.evaluation.evaluate import compare
 from posterity.interfaces.settings import Named, build_method
-from posterity.interfaces.tables.run import TABLE, Prepared, TableModel, Tell, fit_table, row_keys
+from posterity.interfaces.tables.prepared import Prepared, Tell
+from posterity.interfaces.tables.run import TABLE, TableModel, fit_table, row_keys
 from posterity.posterior.files import atomic_json, read_json
 
 __all__ = ["compare_methods"]
