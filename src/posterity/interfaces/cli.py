@@ -18,6 +18,7 @@ import typer
 from posterity.errors import PosterityError, PosterityWarning
 from posterity.interfaces import table_commands
 from posterity.interfaces.console import say, stderr, stdout
+from posterity.interfaces.results import folder, report
 
 __all__ = ["app", "main"]
 
@@ -56,7 +57,7 @@ def demo(
     stderr.print("Digits 0-7 to learn; 8 and 9, and pixel noise, to be recognised as foreign.")
     result = run(seed, tell=lambda line: stderr.print(f"  {line}  [dim]{time.perf_counter() - began:.0f} s[/dim]"))
     result.settings["command"] = f"posterity demo --seed {seed}"
-    path = table_commands.folder(out) / "evaluation.json"
+    path = folder(out) / "evaluation.json"
     record = result.to_json(path)
     if as_json:
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
@@ -64,7 +65,7 @@ def demo(
         stdout.print(result.table(("accuracy", "nll", "ece", "aurc", "ood_auroc", "ood_auroc_noise")))
         stdout.print(_LEGEND)
     say(f"{path} written, {time.perf_counter() - began:.0f} s")
-    table_commands.report(result, out / "report.html", "How sure is a network of handwritten digits?")
+    report(result, out / "report.html", "How sure is a network of handwritten digits?")
 
 
 _LEGEND = (

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posterity.errors import DataError, StorageError
+from posterity.errors import DataError
 from posterity.interfaces.console import say, stdout
+from posterity.interfaces.results import folder, listed, show, write_json
 
 if TYPE_CHECKING:
-    from posterity.evaluation.evaluation import Evaluation
-    from posterity.evaluation.finding import Finding
     from posterity.interfaces.settings import Settings
     from posterity.interfaces.tables.prepared import Prepared
 
@@ -79,7 +78,7 @@ def fit(
     say(f"fitted in {time_now() - began:.0f} s: {out}")
     if not len(prepared.parts.test):
         if as_json:
-            _write_json({"run": str(out)})
+            write_json({"run": str(out)})
         say(f"no rows were kept for a test: posterity evaluate {out} OTHER.csv")
         return
     rows = prepared.frame.iloc[prepared.parts.test]
@@ -109,7 +108,7 @@ def predict(
         write_table(predictions, output)
         say(f"{plural(len(predictions), 'row')} predicted: {output}")
     if as_json:
-        _write_json({"rows": json.loads(predictions.to_json(orient="records", double_precision=15))})
+        write_json({"rows": json.loads(predictions.to_json(orient="records", double_precision=15))})
     elif output is None:
         sys.stdout.write(predictions.to_csv(index=False))
 
@@ -163,7 +162,7 @@ def compare(
     prepared = _prepared(data, options)
     folder(out.parent)
     result = compare_methods(prepared, out, tell=say)
-    _shown(result, out, as_json, f"Methods compared on {data.name}")
+    show(result, out, as_json, f"Methods compared on {data.name}")
 
 
 def doctor(
@@ -187,9 +186,9 @@ def doctor(
         settings, frame = _settings(path, options)
         findings = examine_table(frame, settings, say)
     if as_json:
-        _write_json({"findings": [finding.to_json() for finding in findings]})
+        write_json({"findings": [finding.to_json() for finding in findings]})
     else:
-        stdout.print(_listed(findings))
+        stdout.print(listed(findings))
     raise typer.Exit(1 if any(finding.status == "fault" for finding in findings) else 0)
 
 
@@ -256,40 +255,7 @@ def _evaluated(
     result.settings.update(
         {"data": data or "test rows of the fit", "rows": len(frame), "rows_trained_on": seen, **fitted.said()}
     )
-    _shown(result, out, as_json, f"How sure are predictions of {fitted.target.name}?")
-
-
-def _shown(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
-    """evaluation.json and report.html in `out`, the table or the JSON on stdout."""
-    result.settings["command"] = " ".join(["posterity", *sys.argv[1:]])
-    record = result.to_json(folder(out) / "evaluation.json")
-    if as_json:
-        _write_json(record)
-    else:
-        stdout.print(result.table())
-    say(f"{out / 'evaluation.json'} written")
-    report(result, out / "report.html", title)
-
-
-def folder(path: Path) -> Path:
-    """A folder to write to, made where there is none. Raises StorageError."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"the folder {path} cannot be made: {error.strerror}") from error
-    return path
-
-
-def report(result: Evaluation, path: Path, title: str) -> None:
-    """Write the report where its extra is installed, and say where it is."""
-    try:
-        result.report(path, title)
-    except ImportError as error:
-        if "posterity[report]" not in str(error):
-            raise
-        say(f"no report: {error}")
-        return
-    say(f"report: {path.resolve().as_uri()}")
+    show(result, out, as_json, f"How sure are predictions of {fitted.target.name}?")
 
 
 def _say_unused(fitted: Any, frame: Any) -> None:
@@ -300,26 +266,3 @@ def _say_unused(fitted: Any, frame: Any) -> None:
         say(f"column {name!r}: {count:,} rows hold values that the training rows did not")
     for name, count in fitted.columns.imputed(frame).items():
         say(f"column {name!r}: {count:,} rows are filled in, where training had no gaps")
-
-
-def _listed(findings: Sequence[Finding]) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as Lines
-    from rich.text import Text
-
-    styles = {"ok": "green", "warning": "yellow", "fault": "red", "skipped": "dim"}
-    lines = Lines(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("", "check", "found", "way out"):
-        lines.add_column(name)
-    for finding in findings:
-        lines.add_row(
-            Text(finding.status, style=styles[finding.status]),
-            Text(finding.check),
-            Text(finding.message),
-            Text(finding.remedy),
-        )
-    return lines
-
-
-def _write_json(record: Any) -> None:
-    sys.stdout.write(json.dumps(record, indent=2, default=str) + "\n")
