@@ -22,7 +22,7 @@ def network():
 @pytest.fixture(scope="module")
 def model():
     return po.fit(
-        network(), data(), "gaussian", po.MeanFieldVI(learning_rate=po.Cosine(3e-2)), po.Normal(1.0, fan_in=True),
+        network, data(), "gaussian", po.MeanFieldVI(learning_rate=po.Cosine(3e-2)), po.Normal(1.0, fan_in=True),
         epochs=150, validation=data(53, 1), seed=0, batch_size=32, progress=False,
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_a_sound_model_is_left_alone(model):
 
 def test_a_posterior_without_spread(model):
     assert found(with_stds(model, 1e-4))["epistemic spread"].status == "fault"
-    point = po.fit(network(), data(), "gaussian", epochs=1, progress=False)
+    point = po.fit(network, data(), "gaussian", epochs=1, progress=False)
     finding = found(point)["epistemic spread"]
     assert finding.status == "warning"
     assert "deep-ensemble" in finding.remedy
@@ -66,7 +66,7 @@ def test_draws_that_are_worse_than_their_mean(model):
 
 @pytest.mark.parametrize(("std", "status"), [(5.0, "ok"), (9.0, "warning"), (1.0, "fault"), (50.0, "fault")])
 def test_noise_that_was_not_fitted(std, status):
-    fixed = po.fit(network(), data(), po.Gaussian(std=std), epochs=200, batch_size=32, progress=False)
+    fixed = po.fit(network, data(), po.Gaussian(std=std), epochs=200, batch_size=32, progress=False)
     finding = found(fixed)["noise"]
     assert finding.status == status, finding
     if status != "ok":
@@ -77,7 +77,7 @@ def test_n_that_is_not_what_was_there(model):
     finding = found(model, data_size=422)["N"]
     assert finding.status == "fault"
     assert finding.values == {"N": 211, "data_weight": 1.0, "effective": 211.0, "expected": 422}
-    weighted = po.fit(network(), data(), "gaussian", epochs=1, data_weight=10, progress=False)
+    weighted = po.fit(network, data(), "gaussian", epochs=1, data_weight=10, progress=False)
     assert found(weighted)["N"].status == "warning"
 
 
@@ -99,7 +99,7 @@ def test_histories(model, nlls, status):
 def test_classes_have_no_noise():
     x = torch.randn(77, 3, generator=torch.Generator().manual_seed(3))
     y = (x[:, 0] > 0).long()
-    model = po.fit(nn.Linear(3, 2), (x, y), method=po.DeepEnsemble(3), epochs=3, progress=False)
+    model = po.fit(lambda: nn.Linear(3, 2), (x, y), method=po.DeepEnsemble(3), epochs=3, progress=False)
     findings = {each.check: each for each in diagnose(model, (x, y))}
     assert findings["noise"].status == "skipped"
     assert findings["draws against the mean"].status == "skipped"

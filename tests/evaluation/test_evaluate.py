@@ -35,15 +35,21 @@ def labels():
 def regression():
     x = torch.linspace(-2, 2, 121)[:, None]
     y = 100 + 20 * x[:, 0] + 3 * torch.randn(121, generator=generator(2))
-    model = po.fit(nn.Linear(1, 1), (x, y), "gaussian", po.DeepEnsemble(3), epochs=3, seed=0, progress=False)
+    model = po.fit(lambda: nn.Linear(1, 1), (x, y), "gaussian", po.DeepEnsemble(3), epochs=3, seed=0, progress=False)
     return model, x, y
 
 
 @pytest.fixture(scope="module")
 def classifier(labels):
     x = torch.randn(ROWS, 1, 4, 3, generator=generator(3))
-    net = nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES))
-    return po.fit(net, (x, labels), method=po.MeanFieldVI(), epochs=2, seed=0, progress=False), x
+    return po.fit(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)),
+        (x, labels),
+        method=po.MeanFieldVI(),
+        epochs=2,
+        seed=0,
+        progress=False,
+    ), x
 
 
 def value(result, name, row=0):
@@ -301,7 +307,7 @@ def test_differences_are_paired(labels):
 
 def test_seeds_of_a_method_are_a_row_each(regression):
     model, x, y = regression
-    other = po.fit(nn.Linear(1, 1), (x, y), "gaussian", epochs=2, seed=7, progress=False)
+    other = po.fit(lambda: nn.Linear(1, 1), (x, y), "gaussian", epochs=2, seed=7, progress=False)
     result = po.compare({"ensemble": [model, model], "map": iter([other])}, (x, y), baseline="map")
     assert [(row["method"], row["seed"]) for row in result.rows] == [("ensemble", 0), ("ensemble", 0), ("map", 7)]
     assert ["details" in row for row in result.rows] == [True, False, True]

@@ -26,6 +26,7 @@ from posterity.tree import LIKELIHOOD, count, weights
 __all__ = ["diagnose"]
 
 _ROWS = 1000  # looked at: the std of an std is then known to 1 / sqrt(2000) = 2 %
+_LOSS = 0.05  # nats a row that draws may cost against the mean before it is worth a word
 _FLAT = 0.01  # a relative spread of the epistemic std over rows below this is constant to the eye
 
 
@@ -148,9 +149,9 @@ def _draws_and_mean(seen: _Seen) -> Finding:
     numbers = {"gain": found.value, "low": found.low, "high": found.high, "rows": found.n}
     message = f"log p by {seen.predictive.draws} draws minus that of the mean weights: {found.value:+.3f} nats a row " \
         f"({found.low:+.3f} to {found.high:+.3f})"  # fmt: skip
-    if found.high < 0:
+    if found.high < 0 and found.value < -_LOSS:
         way = "the posterior is too wide for the network: raise data_weight, train longer, or predict via the mean"
-        return Finding(check, "fault" if found.high < -0.05 else "warning", message, way, numbers)
+        return Finding(check, "fault" if found.high < -_LOSS else "warning", message, way, numbers)
     return Finding(check, "ok", message, "", numbers)
 
 

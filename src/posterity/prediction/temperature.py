@@ -8,11 +8,10 @@ The NLL of the MIXTURE over draws is minimised, not the mean of the draws' own. 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from posterity.errors import DataError, PosterityWarning
+from posterity.errors import DataError
 from posterity.prediction.predictive import reducer
 from posterity.problem.likelihoods import Likelihood
 from posterity.tree import Tree
@@ -34,7 +33,8 @@ def fit_temperature(
         recorded: for each batch the outputs under every draw with that draw's likelihood parameters, and raw targets.
 
     Returns:
-        T, and {"nll_before", "nll_after", "rows"}; T is 1 where no other temperature is better.
+        T, and {"nll_before", "nll_after", "rows", "at_bound"}; T is 1 where no other temperature is better. `at_bound` says
+        that T stopped at 1/20 or 20, so that the std or the logits are off by more.
 
     Raises:
         DataError: no rows, or an NLL that is not finite.
@@ -73,14 +73,8 @@ def fit_temperature(
             low, left = left, right
             right = low + _GOLDEN * (high - low)
     best = min(values, key=lambda key: values[key])
-    if not _LOW + 0.01 < best < _HIGH - 0.01:
-        warnings.warn(
-            f"the temperature stopped at its bound {math.exp(best):.3g}: the std or the logits are off by more than that; "
-            "train longer, or look at the data",
-            PosterityWarning,
-            stacklevel=3,
-        )
     after = values[best]
     if after >= before:
-        return 1.0, {"nll_before": before, "nll_after": before, "rows": rows}
-    return math.exp(best), {"nll_before": before, "nll_after": after, "rows": rows}
+        return 1.0, {"nll_before": before, "nll_after": before, "rows": rows, "at_bound": False}
+    at_bound = not _LOW + 0.01 < best < _HIGH - 0.01
+    return math.exp(best), {"nll_before": before, "nll_after": after, "rows": rows, "at_bound": at_bound}

@@ -110,6 +110,10 @@ def _calibrate(model: po.BayesianModel, validation: Any, out: Path, tell: Tell) 
         f"temperature {model.temperature:.3g} fitted on {plural(found['rows'], 'validation row')}: their NLL was "
         f"{found['nll_before']:.4g} and is {found['nll_after']:.4g}; --no-calibrate leaves it out"
     )
+    if found["at_bound"]:
+        tell(
+            "warning: that is as far as a temperature goes; the spread is off by more: train longer, or look at the data"
+        )
 
 
 @contextmanager
