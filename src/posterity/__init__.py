@@ -29,6 +29,7 @@ from posterity.inference.laplace import LastLayerLaplace
 from posterity.inference.map import MAP
 from posterity.inference.mean_field import MeanFieldVI
 from posterity.inference.schedule import Cosine
+from posterity.inference.score import ScoreVI
 from posterity.model import BayesianModel, load
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.predictive import Predictive
@@ -91,6 +92,7 @@ __all__ = [
     "Problem",
     "Random",
     "ScaleMixture",
+    "ScoreVI",
     "ShapeError",
     "Snapshot",
     "StorageError",
