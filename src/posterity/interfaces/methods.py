@@ -20,6 +20,7 @@ METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
     "deep-ensemble": lambda: po.Ensemble(_MAP, 5),
     "mean-field": lambda: po.MeanFieldVI(learning_rate=po.Cosine(1e-2)),
     "ivon": lambda: po.IVON(learning_rate=po.Cosine(0.3), init_hessian=1.0, clip=0.03),
+    "score-vi": lambda: po.ScoreVI(),
     "laplace": lambda: po.LastLayerLaplace(base=_MAP),
 }
 

@@ -28,7 +28,7 @@ from torch import nn
 
 import posterity as po
 from posterity.errors import CompatibilityError, DataError
-from posterity.interfaces.methods import method_named
+from posterity.interfaces.methods import METHODS, method_named
 from posterity.models.tabular import PRESETS
 
 __all__ = ["Settings", "build_method", "build_network", "read_yaml"]
@@ -77,7 +77,7 @@ class Settings:
     network: Named = "mlp"
     likelihood: str | None = None
     method: Named = "deep-ensemble"
-    methods: tuple[str, ...] | Mapping[str, Named] = ("map", "deep-ensemble", "mean-field", "ivon", "laplace")
+    methods: tuple[str, ...] | Mapping[str, Named] = tuple(METHODS)
     seeds: int = 3
     prior: float = 2.0
     data_weight: float = 1.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["compare", "doctor", "evaluate", "fit", "predict"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only; progress goes to stderr.")]
-_METHOD = "map, deep-ensemble (default), mean-field, ivon, laplace; or a dotted class path."
+_METHOD = "map, deep-ensemble (default), mean-field, ivon, score-vi, laplace; or a dotted class path."
 Table = Annotated[Path, typer.Argument(help="CSV or Parquet; or a YAML file with the same keys as the options.")]
 Run = Annotated[Path, typer.Argument(help="The folder that fit wrote.")]
 Target = Annotated[str | None, typer.Option(help="Column to predict; guessed, and said, unless given.")]
