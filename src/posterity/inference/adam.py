@@ -41,6 +41,12 @@ class Adam(NamedTuple):
         m.lerp_(gradient, 1.0 - self.beta1)
         v.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
 
+    def step_(self, gradient: Tensor, m: Tensor, v: Tensor, out: Tensor) -> Tensor:
+        """What to subtract from one tensor, or from a chunk of it, written to `out`; both moments are updated in place."""
+        self.moments_(gradient, m, v)
+        root = torch.mul(v, 1.0 / self.second_correction, out=out).sqrt_().add_(self.eps)
+        return torch.div(m, root, out=out).mul_(self.step_size / self.first_correction)
+
     def update_(self, x: Tree, gradient: Tree, m: Tree, v: Tree, alive: Tensor | None = None) -> None:
         """Update the leaves of `x` that have moments, and those, in place; all leaves contiguous.
 

@@ -33,9 +33,10 @@ from posterity.inference.score_matching import (
     joined_info,
     noise_limit,
     normal_rows,
+    put_back_,
     score_rows,
-    split,
     start_stds,
+    varied,
 )
 from posterity.posterior.dense import Dense
 from posterity.posterior.mixture import mixture
@@ -133,7 +134,7 @@ class ScoreDense(Algorithm):
         self, problem: Problem, state: ScoreDenseState, batches: Sequence[Batch], random: Random
     ) -> tuple[ScoreDenseState, Info]:
         t, steps = int(state.step), int(state.steps)
-        names = _varying(state)
+        names = varied(state.mean, state.idle_std)
         size = problem.data_weight * problem.data_size
         infos = []
         for k, batch in enumerate(batches):
@@ -145,8 +146,7 @@ class ScoreDense(Algorithm):
             if bool(info.finite):
                 rate = self._rate(problem, batch_rows(batch), len(center), t, steps)
                 dense_step_(center, factor, z, shifts, h.mul_(size), rate)
-                for name, part in split(center, state.mean, names).items():
-                    state.mean[name][k].copy_(part)
+                put_back_(state.mean, names, k, center)
         info = joined_info(infos)
         keep_buffers(state.mean, info)
         return state._replace(step=state.step + 1), info
@@ -159,7 +159,7 @@ class ScoreDense(Algorithm):
         return state.mean
 
     def posterior(self, state: ScoreDenseState, shards: Posterior | None = None) -> Posterior:
-        names, idle = _varying(state), list(state.idle_std)
+        names, idle = varied(state.mean, state.idle_std), list(state.idle_std)
         parts = []
         for k in range(self.members):
             factor = state.factor[k].clone()
@@ -167,10 +167,6 @@ class ScoreDense(Algorithm):
                 factor = torch.block_diag(factor, joined(state.idle_std, idle, k).diag())
             parts.append(Dense(clone(member(state.mean, k)), (*names, *idle), factor))
         return mixture(parts)
-
-
-def _varying(state: ScoreDenseState) -> list[str]:
-    return [name for name in weights(state.mean) if name not in state.idle_std]
 
 
 def dense_step_(mean: Tensor, factor: Tensor, z: Tensor, shifts: Tensor, h: Tensor, rate: float) -> None:

@@ -244,22 +244,15 @@ class _Moves(NamedTuple):
             variance = torch.mul(s, s, out=spare)
             e.mul_(u).div_(variance).mul_(4.0)
             u.div_(variance).div_(s).mul_(2.0)
-            m.sub_(_adams(mean_adam, u, first, own["mean_second"], spare))
-            s.mul_(_adams(std_adam, e, own["std_first"], own["std_second"], spare).neg_().exp_())
+            m.sub_(mean_adam.step_(u, first, own["mean_second"], spare))
+            s.mul_(std_adam.step_(e, own["std_first"], own["std_second"], spare).neg_().exp_())
             return
         x = e.mul_(u).mul_(-0.5 * self.std_rate * self.size).clamp_(-LOG_STEP, LOG_STEP)
         if self.update == "hybrid":
-            m.sub_(_adams(mean_adam, u.div_(s), first, own["mean_second"], spare))
+            m.sub_(mean_adam.step_(u.div_(s), first, own["mean_second"], spare))
         else:
             first.lerp_(u, 1.0 - mean_adam.beta1)
             torch.mul(first, self.rate * self.size / mean_adam.first_correction, out=spare).clamp_(-1.0, 1.0)
             m.addcmul_(spare, s, value=-1.0)
         # the growth is >= 1/2: s stays positive
         s.addcmul_(s, x.addcmul_(x, x, value=0.5))
-
-
-def _adams(adam: Adam, gradient: Tensor, first: Tensor, second: Tensor, out: Tensor) -> Tensor:
-    """Adam's step of a chunk, in `out`; the moments are updated."""
-    adam.moments_(gradient, first, second)
-    root = torch.mul(second, 1.0 / adam.second_correction, out=out).sqrt_().add_(adam.eps)
-    return torch.div(first, root, out=out).mul_(adam.step_size / adam.first_correction)

@@ -37,9 +37,11 @@ from posterity.inference.score_matching import (
     joined_info,
     noise_limit,
     normal_rows,
+    put_back_,
     score_rows,
     split,
     start_stds,
+    varied,
 )
 from posterity.posterior.low_rank import LowRankPlusDiagonal
 from posterity.posterior.mixture import mixture
@@ -49,7 +51,7 @@ from posterity.problem.densities import Density
 from posterity.problem.priors import Flat, Normal, Prior
 from posterity.problem.problem import Info, Problem, batch_rows
 from posterity.random import Random
-from posterity.tree import Tree, clone, member, weights
+from posterity.tree import Tree, clone, member
 
 __all__ = ["LowRankMoves", "ScoreLowRank", "ScoreLowRankState", "low_rank_step"]
 
@@ -143,7 +145,7 @@ class ScoreLowRank(Algorithm):
         self, problem: Problem, state: ScoreLowRankState, batches: Sequence[Batch], random: Random
     ) -> tuple[ScoreLowRankState, Info]:
         t, steps = int(state.step), int(state.steps)
-        names = _varying(state)
+        names = varied(state.mean, state.idle_std)
         size = problem.data_weight * problem.data_size
         infos = []
         for k, batch in enumerate(batches):
@@ -157,18 +159,14 @@ class ScoreLowRank(Algorithm):
                 rate, spread = self._rates(problem, batch_rows(batch), len(center), t, steps)
                 moves = low_rank_step(s, factor, shifts, h.mul_(size), rate, spread)
                 if state.mean_first:
-                    adam = Adam(rate, t + 1)
-                    one, two = state.mean_first["joined"][k], state.mean_second["joined"][k]
-                    adam.moments_(moves.residual.div_(size), one, two)
-                    root = (two / adam.second_correction).sqrt_().add_(adam.eps)
-                    center.addcdiv_(one, root, value=-rate / adam.first_correction)
+                    moments = state.mean_first["joined"][k], state.mean_second["joined"][k]
+                    center.sub_(Adam(rate, t + 1).step_(moves.residual.div_(size), *moments, torch.empty_like(s)))
                 else:
                     center.add_(moves.mean)
                 factor.add_(moves.factor)
                 # the growth is >= 1/2: s stays positive
                 s.mul_(1.0 + moves.log_std + 0.5 * moves.log_std.square())
-                for name, part in split(center, state.mean, names).items():
-                    state.mean[name][k].copy_(part)
+                put_back_(state.mean, names, k, center)
         info = joined_info(infos)
         keep_buffers(state.mean, info)
         return state._replace(step=state.step + 1), info
@@ -181,7 +179,7 @@ class ScoreLowRank(Algorithm):
         return state.mean
 
     def posterior(self, state: ScoreLowRankState, shards: Posterior | None = None) -> Posterior:
-        names = _varying(state)
+        names = varied(state.mean, state.idle_std)
         parts = []
         for k in range(self.members):
             stds = {**split(state.std[k], state.mean, names), **member(state.idle_std, k)}
@@ -189,10 +187,6 @@ class ScoreLowRank(Algorithm):
             factors = {name: part.movedim(0, -1) for name, part in rows.items()}
             parts.append(LowRankPlusDiagonal(clone(member(state.mean, k)), clone(stds), clone(factors)))
         return mixture(parts)
-
-
-def _varying(state: ScoreLowRankState) -> list[str]:
-    return [name for name in weights(state.mean) if name not in state.idle_std]
 
 
 class LowRankMoves(NamedTuple):

@@ -22,7 +22,7 @@ from posterity.inference.algorithm import Start, gaussian_prior, varying
 from posterity.problem.problem import Info, Problem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
-from posterity.tree import BUFFER, Tree
+from posterity.tree import BUFFER, Tree, weights
 
 __all__ = [
     "alpha_at",
@@ -32,9 +32,11 @@ __all__ = [
     "joined_info",
     "noise_limit",
     "normal_rows",
+    "put_back_",
     "score_rows",
     "split",
     "start_stds",
+    "varied",
 ]
 
 FLOOR = 1e-4  # of a default rate
@@ -102,6 +104,11 @@ def start_stds(
 # --- families that join the tensors: rows of draws ---------------------------------------------------------------------
 
 
+def varied(mean: Tree, idle: Tree) -> list[str]:
+    """The names of the weights that q varies over, in order: all but those that no forward reaches."""
+    return [name for name in weights(mean) if name not in idle]
+
+
 def joined(tree: Mapping[str, Tensor], names: Sequence[str], k: int) -> Tensor:
     """[d] the named tensors of member k, flattened, one after the other."""
     return torch.cat([tree[name][k].reshape(-1) for name in names])
@@ -111,6 +118,12 @@ def split(flat: Tensor, like: Mapping[str, Tensor], names: Sequence[str]) -> Tre
     """The inverse of `joined` for [..., d]: leaves [..., *shape] of the members in `like`."""
     parts = flat.split([like[name][0].numel() for name in names], dim=-1)
     return {name: part.reshape(*flat.shape[:-1], *like[name].shape[1:]) for name, part in zip(names, parts)}
+
+
+def put_back_(tree: Mapping[str, Tensor], names: Sequence[str], k: int, flat: Tensor) -> None:
+    """Write [d] over the named tensors of member k, as `joined` reads them."""
+    for name, part in split(flat, tree, names).items():
+        tree[name][k].copy_(part)
 
 
 def normal_rows(tree: Mapping[str, Tensor], names: Sequence[str], draws: int, random: Random, k: int, t: int) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from posterity.posterior.diagonal import Diagonal
 from posterity.posterior.moments import Deterministic, Moment, Normal
-from posterity.posterior.posterior import DRAWS, Posterior
+from posterity.posterior.posterior import Posterior
 from posterity.random import Random
 from posterity.tree import Tree, first, pick
 
@@ -46,13 +47,11 @@ class LowRankPlusDiagonal(Posterior):
         return None
 
     def draws(self, n: int | None, random: Random) -> Iterator[Tree]:
-        for i in range(DRAWS if n is None else n):
-            noise = random.fold(i).normals(self.stds)
+        for i, draw in enumerate(Diagonal(self.means, self.stds).draws(n, random)):
             shared = random.fold("low rank").fold(i).normal((self.rank,), like=first(self.factors))
-            draw = {name: noise[name].mul_(std).add_(self.means[name]) for name, std in self.stds.items()}
             for name, factor in self.factors.items():
                 draw[name].add_(factor @ shared)
-            yield {**self.means, **draw}
+            yield draw
 
     def mean(self) -> Tree:
         return self.means
