@@ -6,12 +6,12 @@ Adding a method to the command line is one row here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import posterity as po
 from posterity.errors import CompatibilityError
 
-__all__ = ["METHODS", "method_named"]
+__all__ = ["METHODS", "hint", "method_named"]
 
 _MAP = po.MAP(learning_rate=po.Cosine(5e-3))
 
@@ -28,7 +28,15 @@ METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
 def method_named(name: str) -> po.Algorithm:
     """The method of that name. Raises CompatibilityError with the names there are."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise CompatibilityError(f"no method is called {name!r}: {hint}There are {', '.join(METHODS)}")
+        raise CompatibilityError(f"no method is called {name!r}: {hint(name, METHODS)}There are {', '.join(METHODS)}")
     return METHODS[name]()
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """A question after the known name that is most like `name`, or nothing.
+
+    >>> hint("ivo", METHODS), hint("x", METHODS)
+    ('did you mean ivon? ', '')
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]}? " if near else ""

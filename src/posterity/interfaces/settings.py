@@ -13,7 +13,6 @@ A class path is imported from the folder that the command runs in, or from what 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import os
@@ -28,7 +27,7 @@ from torch import nn
 
 import posterity as po
 from posterity.errors import CompatibilityError, DataError
-from posterity.interfaces.methods import METHODS, method_named
+from posterity.interfaces.methods import METHODS, hint, method_named
 from posterity.models.tabular import PRESETS
 
 __all__ = ["Settings", "build_method", "build_network", "read_yaml"]
@@ -167,9 +166,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Settings:
     known = [field.name for field in dataclasses.fields(Settings)]
     for key in content:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise DataError(f"{path} has the unknown key {key!r}: {hint}Keys are {', '.join(known)}")
+            raise DataError(f"{path} has the unknown key {key!r}: {hint(str(key), known)}Keys are {', '.join(known)}")
     try:
         settings = Settings(**content)
     except DataError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -73,9 +73,9 @@ def fit(
         "split_seed": split_seed, "calibrate": calibrate,
     }  # fmt: skip
     prepared = _prepared(data, options)
-    began = time_now()
+    began = perf_counter()
     fitted = fit_table(prepared, out, resume=resume, tell=say)
-    say(f"fitted in {time_now() - began:.0f} s: {out}")
+    say(f"fitted in {perf_counter() - began:.0f} s: {out}")
     if not len(prepared.parts.test):
         if as_json:
             write_json({"run": str(out)})
@@ -190,11 +190,6 @@ def doctor(
     else:
         stdout.print(listed(findings))
     raise typer.Exit(1 if any(finding.status == "fault" for finding in findings) else 0)
-
-
-def time_now() -> float:
-    """Seconds, for a difference."""
-    return time.perf_counter()
 
 
 def _one_thread() -> None:

@@ -137,9 +137,7 @@ class Columns:
         from the filled value)."""
         frame = self._checked(frame)
         counts = {
-            encoder.name: int(frame[encoder.name].isna().sum())
-            for encoder in self.encoders
-            if not encoder.knows_missing
+            encoder.name: int(frame[encoder.name].isna().sum()) for encoder in self.encoders if not encoder.missing
         }
         return {name: count for name, count in counts.items() if count}
 
@@ -228,7 +226,7 @@ def _told(encoders: Iterable[Encoder]) -> list[str]:
                 f"column {encoder.name!r}: few rows are far from the others; scaled by its middle 68 %, the far ones by "
                 "their logarithm"
             )
-    filled = [encoder.name for encoder in encoders if encoder.knows_missing and not isinstance(encoder, Category)]
+    filled = [encoder.name for encoder in encoders if encoder.missing and not isinstance(encoder, Category)]
     if filled:
         said.append(f"missing values filled with the training median, and flagged: {listed(filled)}")
     return said

@@ -70,24 +70,24 @@ class Scale:
 
 @dataclass(frozen=True)
 class Encoder(ABC):
-    """A column with what training taught about it: `inputs` are the names of what `fill` writes."""
+    """A column with what training taught about it: `inputs` are the names of what `fill` writes.
+
+    `missing`: training had missing values, so that they have an input, the last one.
+    """
 
     name: str
+    missing: bool
 
     kind: ClassVar[str]
 
     @property
-    @abstractmethod
-    def inputs(self) -> tuple[str, ...]: ...
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what is written: the column itself, and whether its value is missing."""
+        return (self.name, f"{self.name} {GONE}")[: 1 + self.missing]
 
     @abstractmethod
     def fill(self, column: Series, out: NDArray[np.float32]) -> None:
         """Write `out` [rows, inputs]; DataError names the rows that cannot be read."""
-
-    @property
-    @abstractmethod
-    def knows_missing(self) -> bool:
-        """Whether training had missing values, so that they have an input."""
 
     def unseen(self, column: Series) -> int:
         """Rows with a level that training did not have."""
@@ -115,7 +115,6 @@ class Number(Encoder):
 
     scale: Scale
     median: float
-    missing: bool
 
     kind: ClassVar[str] = "number"
 
@@ -124,15 +123,7 @@ class Number(Encoder):
         """From training rows."""
         values = numbers(name, column)
         filled = values[~np.isnan(values)]
-        return cls(name, Scale.of(filled), _median(filled), len(filled) < len(values))
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.name, f"{self.name} {GONE}")[: 1 + self.missing]
-
-    @property
-    def knows_missing(self) -> bool:
-        return self.missing
+        return cls(name, len(filled) < len(values), Scale.of(filled), _median(filled))
 
     def fill(self, column: Series, out: NDArray[np.float32]) -> None:
         values = numbers(self.name, column)
@@ -148,22 +139,13 @@ class Boolean(Encoder):
     """1 or 0."""
 
     share: float
-    missing: bool
 
     kind: ClassVar[str] = "boolean"
 
     @classmethod
     def learn(cls, name: str, column: Series) -> Boolean:
         values = booleans(name, column)
-        return cls(name, float(np.nanmean(values)), bool(np.isnan(values).any()))
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.name, f"{self.name} {GONE}")[: 1 + self.missing]
-
-    @property
-    def knows_missing(self) -> bool:
-        return self.missing
+        return cls(name, bool(np.isnan(values).any()), float(np.nanmean(values)))
 
     def fill(self, column: Series, out: NDArray[np.float32]) -> None:
         values = booleans(self.name, column)
@@ -179,7 +161,6 @@ class Category(Encoder):
 
     levels: tuple[str, ...]
     rare: tuple[str, ...]
-    missing: bool
 
     kind: ClassVar[str] = "category"
 
@@ -188,16 +169,12 @@ class Category(Encoder):
         counts = level_counts(column)
         levels = tuple(sorted(level for level, count in counts.items() if count > 1))
         rare = tuple(sorted(level for level, count in counts.items() if count == 1))
-        return cls(name, levels, rare, bool(column.isna().any()))
+        return cls(name, bool(column.isna().any()), levels, rare)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         special = [f"{self.name} {OTHER}"] * bool(self.rare) + [f"{self.name} {GONE}"] * self.missing
         return (*(f"{self.name}={level}" for level in self.levels), *special)
-
-    @property
-    def knows_missing(self) -> bool:
-        return self.missing
 
     def _slots(self, column: Series) -> NDArray[np.int64]:
         """[rows] the input that is 1; -1 where missing and -2 where unseen."""
@@ -225,7 +202,6 @@ class Date(Encoder):
     first: float
     scale: Scale
     median: float
-    missing: bool
     lenient: bool
     cycles: tuple[str, ...]
 
@@ -246,16 +222,12 @@ class Date(Encoder):
         lenient = bool((np.isnan(days) & column.notna().to_numpy()).any())
         since = filled - first
         missing = len(filled) < len(days)
-        return cls(name, layout, first, Scale.of(since), _median(since), missing, lenient, tuple(cycles))
+        return cls(name, missing, layout, first, Scale.of(since), _median(since), lenient, tuple(cycles))
 
     @property
     def inputs(self) -> tuple[str, ...]:
         waves = [f"{self.name}: {cycle} {wave}" for cycle in self.cycles for wave in ("sin", "cos")]
         return (f"{self.name}: days", *waves, *([f"{self.name} {GONE}"] * self.missing))
-
-    @property
-    def knows_missing(self) -> bool:
-        return self.missing
 
     def fill(self, column: Series, out: NDArray[np.float32]) -> None:
         days = days_of(column, self.layout)

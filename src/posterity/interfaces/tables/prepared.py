@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 import posterity as po
@@ -42,11 +43,12 @@ class Prepared:
     target: Target
     parts: Split
     columns: Columns
+    inputs: Tensor
     y: Any
 
     def encoded(self, rows: np.ndarray[Any, Any]) -> tuple[Tensor, Any]:
         """Inputs [rows, width] and targets [rows] of some rows."""
-        return self.columns.encode(self.frame.iloc[rows]), self.y[rows]
+        return self.inputs[torch.from_numpy(rows)], self.y[rows]
 
     @property
     def outputs(self) -> int:
@@ -118,10 +120,10 @@ def prepare(frame: pandas.DataFrame, settings: Settings, tell: Tell = lambda lin
     except DataError:
         Columns.learn(frame, leave_out=left_out, drop=settings.drop)  # the same fault, with the rows of the file
         raise
-    columns.encode(frame)  # what cannot be read is found before the fit, in whichever part it is
+    inputs = columns.encode(frame)  # what cannot be read is found before the fit, in whichever part it is
     for line in (*parts.said, *columns.said):
         tell(line)
-    return Prepared(settings, frame, target, parts, columns, y)
+    return Prepared(settings, frame, target, parts, columns, inputs, y)
 
 
 def _task(settings: Settings) -> str | None:
