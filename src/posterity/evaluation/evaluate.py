@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,9 +75,9 @@ def evaluate(
         DataError: no rows, no targets, a shuffled loader with `groups` or `show`, foreign sets for a regression.
         CompatibilityError: options of a model beside predictions.
     """
-    asked = _Asked(
-        data, dict(ood or {}), _checked(levels), validation, as_groups(groups), _shown(show, data),
-        {"draws": draws, "seed": seed, "batch_size": batch_size}, None if labels is None else tuple(labels),
+    asked = _asked(
+        data, ood, levels=levels, validation=validation, groups=groups, show=show, labels=labels, draws=draws, seed=seed,
+        batch_size=batch_size,
     )  # fmt: skip
     measured = list(_measure(model, method, via, asked))
     return Evaluation([_row(each, asked) for each in measured], _settings({measured[0].method: model}))
@@ -113,8 +113,7 @@ def compare(
     if first not in models:
         raise DataError(f"the baseline {first!r} is not among the models: {', '.join(models)}")
     via = options.pop("via", None)
-    options = {"levels": LEVELS, "validation": None, "groups": None, "show": None, "labels": None, **options}
-    chosen = {name: options.pop(name) for name in ("levels", "validation", "groups", "show", "labels")}
+    shared = _asked(data, None, **options)
     found: dict[tuple[str, str], list[Measured]] = {}
     told: dict[str, Any] = {}
     rows = []
@@ -123,10 +122,7 @@ def compare(
         ways = via.get(name) if isinstance(via, Mapping) else via
         for index, model in enumerate(given if several else [given]):
             foreign = ood.get(name) if ood and isinstance(next(iter(ood.values())), Mapping) and name in ood else ood
-            asked = _Asked(
-                data, dict(foreign or {}), _checked(chosen["levels"]), chosen["validation"], as_groups(chosen["groups"]),
-                _shown(chosen["show"], data), options, chosen["labels"],
-            )  # fmt: skip
+            asked = replace(shared, ood=dict(foreign or {}))
             told.setdefault(name, model)
             for each in _measure(model, name, ways, asked):
                 row = _row(each, asked, details and index == 0)
@@ -152,10 +148,24 @@ class _Asked:
     labels: tuple[Any, ...] | None = None
 
 
-def _checked(levels: Sequence[float]) -> tuple[float, ...]:
+def _asked(
+    data: Any,
+    ood: Mapping[str, Any] | None,
+    *,
+    levels: Sequence[float] = LEVELS,
+    validation: Any = None,
+    groups: Any = None,
+    show: Any = None,
+    labels: Sequence[Any] | None = None,
+    **options: Any,
+) -> _Asked:
+    """The arguments of `evaluate`, read; `options` are those of `predict`."""
     if wrong := [level for level in levels if not 0 < level < 1]:
         raise DataError(f"levels are fractions between 0 and 1, got {wrong[0]:g}")
-    return tuple(levels)
+    names = None if labels is None else tuple(labels)
+    return _Asked(
+        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), _shown(show, data), options, names
+    )
 
 
 def _measure(model: Any, method: str | None, via: str | Sequence[str] | None, asked: _Asked) -> Iterator[Measured]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from posterity.evaluation.metrics import direction
 from posterity.evaluation.report.numbers import percent
 
 __all__ = ["CHARTED", "MAIN", "MEASURES", "Name", "describe"]
@@ -22,43 +23,43 @@ class Name:
     """A metric: its label, its unit ("" for a pure number), what it says, and the value it should have, if any.
 
     Args:
-        better: 1 larger is better, -1 smaller is, 0 neither.
         target: the value of a calibrated model, where neither way is better.
+        better: 1 larger is better, -1 smaller is, 0 neither.
     """
 
     label: str
-    better: int = 0
     unit: str = ""
     meaning: str = ""
     target: float | None = None
+    better: int = 0
 
 
 _TARGET = "target units"
 _NAMES = {
-    "nll": Name("NLL", -1, "nats", "negative log-likelihood of a row"),
-    "lppd": Name("LPPD", 1, "nats", "log pointwise predictive density"),
-    "accuracy": Name("Accuracy", 1, "", "share of rows whose most probable class is right"),
-    "brier": Name("Brier", -1, "", "squared distance of the probabilities from the truth"),
-    "ece": Name("ECE", -1, "", "distance of confidence from accuracy, bins of equal width"),
-    "ece_mass": Name("ECE, equal mass", -1, "", "distance of confidence from accuracy, bins of equal counts"),
-    "ece_classwise": Name("ECE, classwise", -1, "", "the same for the probability of every class, averaged"),
-    "confidence_gap": Name("Confidence gap", 0, "", "mean confidence less accuracy; above 0 is over-confident", 0.0),
-    "aurc": Name("AURC", -1, "", "mean risk over all coverages"),
-    "excess_aurc": Name("Excess AURC", -1, "", "AURC above that of the perfect order"),
-    "rmse": Name("RMSE", -1, _TARGET, "root of the mean squared error"),
-    "crps": Name("CRPS", -1, _TARGET, "distance of the predictive distribution from the target"),
-    "quantile_loss": Name("Quantile loss", -1, _TARGET, "pinball loss, averaged over quantiles"),
+    "nll": Name("NLL", "nats", "negative log-likelihood of a row"),
+    "lppd": Name("LPPD", "nats", "log pointwise predictive density"),
+    "accuracy": Name("Accuracy", "", "share of rows whose most probable class is right"),
+    "brier": Name("Brier", "", "squared distance of the probabilities from the truth"),
+    "ece": Name("ECE", "", "distance of confidence from accuracy, bins of equal width"),
+    "ece_mass": Name("ECE, equal mass", "", "distance of confidence from accuracy, bins of equal counts"),
+    "ece_classwise": Name("ECE, classwise", "", "the same for the probability of every class, averaged"),
+    "confidence_gap": Name("Confidence gap", "", "mean confidence less accuracy; above 0 is over-confident", 0.0),
+    "aurc": Name("AURC", "", "mean risk over all coverages"),
+    "excess_aurc": Name("Excess AURC", "", "AURC above that of the perfect order"),
+    "rmse": Name("RMSE", _TARGET, "root of the mean squared error"),
+    "crps": Name("CRPS", _TARGET, "distance of the predictive distribution from the target"),
+    "quantile_loss": Name("Quantile loss", _TARGET, "pinball loss, averaged over quantiles"),
 }
 _OOD = {
-    "auroc": ("AUROC", 1, "chance that a foreign row ranks above a familiar one"),
-    "aupr_out": ("AUPR foreign", 1, "average precision in finding foreign rows"),
-    "aupr_in": ("AUPR familiar", 1, "average precision in finding familiar rows"),
-    "fpr95": ("FPR95", -1, "familiar rows that alarm where 95 % of the foreign ones do"),
+    "auroc": ("AUROC", "chance that a foreign row ranks above a familiar one"),
+    "aupr_out": ("AUPR foreign", "average precision in finding foreign rows"),
+    "aupr_in": ("AUPR familiar", "average precision in finding familiar rows"),
+    "fpr95": ("FPR95", "foreign rows that pass where 95 % of the familiar ones do"),
 }
 _INTERVAL = {
-    "coverage": ("coverage", 0, "", "share of targets inside"),
-    "width": ("width", 0, _TARGET, "mean width"),
-    "score": ("score", -1, _TARGET, "width plus the penalty for targets outside"),
+    "coverage": ("coverage", "", "share of targets inside"),
+    "width": ("width", _TARGET, "mean width"),
+    "score": ("score", _TARGET, "width plus the penalty for targets outside"),
 }
 
 
@@ -73,22 +74,25 @@ def describe(name: str, sets: Sequence[str] = ()) -> Name:
     >>> describe("ood_auroc_epistemic_noise").label
     'OOD AUROC, epistemic, noise'
     """
+    return replace(_described(name, sets), better=direction(name))
+
+
+def _described(name: str, sets: Sequence[str]) -> Name:
     if name in _NAMES:
         return _NAMES[name]
     if found := re.fullmatch(r"coverage_at_risk_([\d.]+)", name):
         risk = percent(float(found[1]))
-        return Name(f"Coverage at risk ≤ {risk}", 1, "", f"largest share answered with at most {risk} wrong")
+        return Name(f"Coverage at risk ≤ {risk}", "", f"largest share answered with at most {risk} wrong")
     if found := re.fullmatch(r"effective_reliability_([\d.]+)", name):
         label = f"Effective reliability, cost {found[1]}"
-        return Name(label, 1, "", f"right answers less {found[1]} for each wrong one, per row")
+        return Name(label, "", f"right answers less {found[1]} for each wrong one, per row")
     if found := re.fullmatch(r"interval_(coverage|width|score)(?:_([\d.]+))?", name):
-        what, better, unit, meaning = _INTERVAL[found[1]]
+        what, unit, meaning = _INTERVAL[found[1]]
         level = float(found[2] or 0.9)
-        level = level / 100 if level > 1 else level
         target = level if found[1] == "coverage" else None
-        return Name(f"{percent(level)} interval {what}", better, unit, meaning, target)
+        return Name(f"{percent(level)} interval {what}", unit, meaning, target)
     if found := re.fullmatch(r"ood_(auroc|aupr_out|aupr_in|fpr95)(?:_(epistemic|confidence))?(?:_(.+))?", name):
-        label, better, meaning = _OOD[found[1]]
+        label, meaning = _OOD[found[1]]
         measure, where = found[2], found[3] or (sets[0] if len(sets) > 1 else None)
-        return Name(", ".join(filter(None, [f"OOD {label}", measure, where])), better, "", meaning)
+        return Name(", ".join(filter(None, [f"OOD {label}", measure, where])), "", meaning)
     return Name(name)
