@@ -8,9 +8,11 @@ from torch import Tensor
 
 from posterity.errors import CompatibilityError, ShapeError
 from posterity.problem.densities import Density
+from posterity.problem.problem import Info
 from posterity.problem.reference import gaussian
 from posterity.problem.scores import counted, noisy, tempered
 from posterity.random import Random
+from posterity.tree import Tree
 
 LIKE = torch.empty(0, dtype=torch.float64)
 
@@ -107,3 +109,20 @@ def test_wrappers_nest_and_keep_the_scale() -> None:
     weighted = gaussian(3)
     weighted.data_size, weighted.data_weight = 7, 2.0
     assert (counted(weighted).data_size, counted(weighted).data_weight) == (7, 2.0)
+
+
+def test_a_batched_density_says_the_same_as_one_called_point_by_point() -> None:
+    rows, streams = numbers(5, 3), [Random(0).fold(k) for k in range(5)]
+    target = gaussian(3, condition=10.0, rotation=1)
+    bare = Density(target.log_density, target.start())
+    batched, looped = (counted(noisy(tempered(one, 0.5), tau=2.0, scale=1.0)) for one in (target, bare))
+    assert [batched.batched, looped.batched] == [True, False]
+    values, gradients, info = batched.nlls({"x": rows}, [None] * 5, streams)
+    torch.testing.assert_close((values, gradients, info[:3]), _sliced(looped.nlls({"x": rows}, [None] * 5, streams)))
+    assert batched.evaluations == looped.evaluations == 5
+    torch.testing.assert_close(batched.nll({"x": rows[4]}, None, streams[4])[1]["x"], gradients["x"][4])
+
+
+def _sliced(answer: tuple[Tensor, Tree, Info]) -> tuple[Tensor, Tree, tuple[Tensor, Tensor, Tensor]]:
+    values, gradients, info = answer
+    return values, gradients, info[:3]

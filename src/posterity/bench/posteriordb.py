@@ -46,7 +46,8 @@ class Posterior16:
     model: Model = field(repr=False)
 
     def __post_init__(self) -> None:
-        density = Density(lambda tree: self.log_prob(tree["x"]), {"x": torch.zeros_like(self.reference[0])})
+        start = {"x": torch.zeros_like(self.reference[0])}
+        density = Density(lambda tree: self.log_prob(tree["x"]), start, batched=True)
         object.__setattr__(self, "density", density)
 
     @property

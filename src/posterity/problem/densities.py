@@ -25,6 +25,8 @@ class Density:
     Args:
         log_density: takes a Tree, returns a scalar tensor; differentiable.
         start: tensors of the right shapes and dtype, where algorithms start.
+        batched: `log_density` also takes tensors with a leading axis [K], of as many points, and returns [K]; members
+            and draws then share one call.
 
     >>> target = Density(lambda t: -0.5 * (t["x"] - 2.0).square().sum(), {"x": torch.zeros(3)})
     >>> value, gradient, _ = target.nll(target.start(), None, Random(0))
@@ -36,8 +38,11 @@ class Density:
     data_weight = 1.0
     idle: frozenset[str] = frozenset()
 
-    def __init__(self, log_density: Callable[[Tree], Tensor], start: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, log_density: Callable[[Tree], Tensor], start: Mapping[str, Tensor], batched: bool = False
+    ) -> None:
         self.log_density = log_density
+        self.batched = batched
         self._start = clone(start)
         self.prior: Prior = Flat()
 
@@ -48,19 +53,23 @@ class Density:
         return [self.start() for _ in range(members)]
 
     def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
+        value, gradient = self._differentiated(theta)
+        return value, gradient, _info(value[None], {name: leaf[None] for name, leaf in gradient.items()})
+
+    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
+        if not self.batched:
+            return stacked_nlls(self, thetas, batches, randoms)
+        values, gradients = self._differentiated(thetas)
+        return values, gradients, _info(values, gradients)
+
+    def _differentiated(self, theta: Tree) -> tuple[Tensor, Tree]:
         plain = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
         with torch.enable_grad():
             value = -self.log_density(plain)
-        found = torch.autograd.grad(value, list(plain.values()), allow_unused=True)
+        found = torch.autograd.grad(value.sum(), list(plain.values()), allow_unused=True)
         # Copies: two leaves can be given one gradient, and algorithms write over theirs, in memory order.
         pairs = zip(plain.items(), found)
-        gradient = clone({n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs})
-        norm = squared_norms({name: leaf.unsqueeze(0) for name, leaf in gradient.items()}).sqrt()
-        value = value.detach()
-        return value, gradient, Info(value[None], norm, torch.isfinite(value)[None] & torch.isfinite(norm), {})
-
-    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
-        return stacked_nlls(self, thetas, batches, randoms)
+        return value.detach(), clone({n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs})
 
     def outputs(self, theta: Tree, inputs: Any, random: Random | None = None, train: bool = False) -> Any:
         raise CompatibilityError("a bare density has no network, hence no outputs")
@@ -73,3 +82,8 @@ class Density:
 
         _, product = torch.autograd.functional.hvp(log_density, tuple(theta.values()), tuple(vector[n] for n in names))
         return dict(zip(names, product))
+
+
+def _info(values: Tensor, gradients: Tree) -> Info:
+    norms = squared_norms(gradients).sqrt()
+    return Info(values, norms, torch.isfinite(values) & torch.isfinite(norms), {})

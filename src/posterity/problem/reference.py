@@ -58,7 +58,7 @@ class Reference(Density):
         mean: Tensor,
         covariance: Tensor,
     ) -> None:
-        super().__init__(lambda tree: log_prob(tree["x"]), {"x": torch.zeros_like(mean)})
+        super().__init__(lambda tree: log_prob(tree["x"]), {"x": torch.zeros_like(mean)}, batched=True)
         self.log_prob = log_prob
         self._sampler = sampler
         self._covariance = covariance

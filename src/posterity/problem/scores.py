@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,11 +21,25 @@ class _Wrapped(Density):
     """A density that stands before another: its value, gradient and Hessian are made from the other's."""
 
     def __init__(self, density: Density, beta: float = 1.0) -> None:
-        super().__init__(lambda tree: beta * density.log_density(tree), density.start())
+        super().__init__(lambda tree: beta * density.log_density(tree), density.start(), density.batched)
         self.density = density
         self.prior, self.idle = density.prior, density.idle
         self.data_size, self.data_weight = density.data_size, density.data_weight
         self.std: Tensor | None = getattr(density, "std", None) if beta == 1 else None
+
+    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
+        values, gradients, info = self.nlls({n: leaf.unsqueeze(0) for n, leaf in theta.items()}, [batch], [random])
+        return values[0], {name: leaf[0] for name, leaf in gradients.items()}, info
+
+    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
+        values, gradients, info = self.density.nlls(thetas, batches, randoms)
+        values, gradients = self._changed(values, gradients, randoms)
+        norms = squared_norms(gradients).sqrt()
+        return values, gradients, Info(values, norms, info.finite & torch.isfinite(norms), info.buffers, info.extra)
+
+    def _changed(self, values: Tensor, gradients: Tree, randoms: Sequence[Random]) -> tuple[Tensor, Tree]:
+        """[K] values and gradients of the other density, made into one's own."""
+        raise NotImplementedError
 
 
 class _Noisy(_Wrapped):
@@ -32,11 +47,12 @@ class _Noisy(_Wrapped):
         super().__init__(density)
         self.tau, self.scale = tau, scale
 
-    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
-        value, gradient, info = self.density.nll(theta, batch, random)
-        noise = random.fold("score noise").normals(gradient)
-        gradient = tree_map(lambda g, z: g + (self.tau / self.scale).to(g) * z, gradient, noise)
-        return value, gradient, _noted(info, info.nll, gradient)
+    def _changed(self, values: Tensor, gradients: Tree, randoms: Sequence[Random]) -> tuple[Tensor, Tree]:
+        for k, random in enumerate(randoms):
+            noise = random.fold("score noise").normals({name: leaf[k] for name, leaf in gradients.items()})
+            for name, z in noise.items():
+                gradients[name][k].add_((self.tau / self.scale).to(z) * z)
+        return values, gradients
 
 
 class _Tempered(_Wrapped):
@@ -44,10 +60,8 @@ class _Tempered(_Wrapped):
         super().__init__(density, beta)
         self.beta = beta
 
-    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
-        value, gradient, info = self.density.nll(theta, batch, random)
-        gradient = tree_map(lambda g: self.beta * g, gradient)
-        return self.beta * value, gradient, _noted(info, self.beta * info.nll, gradient)
+    def _changed(self, values: Tensor, gradients: Tree, randoms: Sequence[Random]) -> tuple[Tensor, Tree]:
+        return self.beta * values, tree_map(lambda g: self.beta * g, gradients)
 
 
 class Counted(_Wrapped):
@@ -57,14 +71,9 @@ class Counted(_Wrapped):
         super().__init__(density)
         self.evaluations = 0
 
-    def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
-        self.evaluations += 1
-        return self.density.nll(theta, batch, random)
-
-
-def _noted(info: Info, nll: Tensor, gradient: Tree) -> Info:
-    norm = squared_norms({name: leaf.unsqueeze(0) for name, leaf in gradient.items()}).sqrt()
-    return info._replace(nll=nll, gradient_norm=norm, finite=info.finite & torch.isfinite(norm))
+    def _changed(self, values: Tensor, gradients: Tree, randoms: Sequence[Random]) -> tuple[Tensor, Tree]:
+        self.evaluations += len(randoms)
+        return values, gradients
 
 
 def noisy(density: Density, tau: float, scale: Tensor | float | None = None) -> Density:
