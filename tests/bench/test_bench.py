@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from posterity import bench as benches
-from posterity.bench import bench as runner
-from posterity.bench import training_cost
-from posterity.bench.bench import BENCHES, Bench
-from posterity.errors import PosterityError, PosterityWarning
+from posterity.bench import runner, training_cost
+from posterity.bench.bench import Bench, Limit
+from posterity.bench.runner import BENCHES
+from posterity.errors import DataError, PosterityError, PosterityWarning
 
 
 class Toy:
@@ -36,7 +36,7 @@ class Toy:
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     toy = Toy()
     claims = lambda rows: {"toy_time": rows[0]["ratio"], "toy_size": 3.0}  # noqa: E731
-    monkeypatch.setitem(BENCHES, "toy", Bench("nothing at all", toy.cells, claims, {"toy_time": 1.5}))
+    monkeypatch.setitem(BENCHES, "toy", Bench("nothing at all", toy.cells, claims, {"toy_time": Limit(high=1.5)}))
     return toy
 
 
@@ -102,7 +102,7 @@ def test_missing_figures_are_named_with_the_way_out(toy: Toy, tmp_path: Path) ->
     ("change", "words"),
     [
         ({"quick": True}, "not from a full run"),
-        ({"claims": {"toy_time": 1.625, "toy_size": 3.0}}, "toy_time is 1.62, its limit 1.5"),
+        ({"claims": {"toy_time": 1.625, "toy_size": 3.0}}, "toy_time is 1.62 and must be at most 1.5"),
         ({"claims": {"toy_time": float("nan"), "toy_size": 3.0}}, "not JSON"),
         ({"claims": {"toy_size": 3.0}}, "lacks the claim 'toy_time'"),
         ({"claims": {"toy_time": 1.25}}, "other claims than a run of today: ['toy_size']"),
@@ -122,9 +122,19 @@ def test_the_committed_figures_are_within_their_limits() -> None:
     for name in benches.names():
         record = json.loads((Path(__file__).parents[2] / runner.RESULTS / f"{name}.json").read_text())
         assert record["quick"] is False, name
-        assert record["limits"] == BENCHES[name].limits, name
+        assert {claim: Limit(**ends) for claim, ends in record["limits"].items()} == BENCHES[name].limits, name
         for claim, limit in BENCHES[name].limits.items():
-            assert 0 < record["claims"][claim] <= limit, claim
+            assert limit.holds(record["claims"][claim]), claim
+
+
+def test_a_bench_whose_data_are_missing_is_checked_by_its_file(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches.run("toy", out=tmp_path / "toy.json")
+    absent = DataError("set POSTERITY_DATA")
+    monkeypatch.setattr(toy, "work", lambda key: (_ for _ in ()).throw(absent))
+    with pytest.warns(PosterityWarning, match="toy is not run again: set POSTERITY_DATA"):
+        assert benches.check("toy", tmp_path) == []
 
 
 def test_a_table_shows_rows_claims_and_limits(toy: Toy) -> None:

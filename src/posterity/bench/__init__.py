@@ -1,5 +1,5 @@
-"""Every published cost figure as a command, `posterity bench NAME`: one module per claim, run and checked by `bench.py`."""
+"""Every published cost figure as a command, `posterity bench NAME`: one module per claim, run and checked by `runner.py`."""
 
-from posterity.bench.bench import check, names, run, table
+from posterity.bench.runner import check, names, run, table
 
 __all__ = ["check", "names", "run", "table"]

@@ -1,36 +1,37 @@
-"""The benches: what they are called, how one is run and written down, and whether the committed figures still hold.
-
-A bench is a set of cells (pieces of work of a minute or two, each a list of rows), claims computed from all rows, and
-limits for the claims. A run that writes to a file keeps finished cells beside it and goes on from there. A claim is
-published from `benchmarks/results/NAME.json` only, which a full run wrote; `check` holds it to the limits.
-"""
+"""What a bench is: pieces of work, the claims computed from their rows, and limits that the published claims keep."""
 
 from __future__ import annotations
 
-import os
-import platform
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-import torch
-
-import posterity
-from posterity.bench import carrier_cost, training_cost
-from posterity.errors import StorageError
-from posterity.posterior.files import atomic_json, read_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["BENCHES", "RESULTS", "Bench", "check", "names", "run", "table"]
-
-RESULTS = Path("benchmarks/results")  # of the checkout that the command runs in
+__all__ = ["Bench", "Cell", "Limit", "Row"]
 
 Row: TypeAlias = dict[str, Any]
 Cell: TypeAlias = Callable[[], list[Row]]
+
+
+class Limit(NamedTuple):
+    """The range of a claim, both ends in it; None where it is open.
+
+    >>> str(Limit(high=1.5)), str(Limit(low=0.8)), str(Limit(0.97, 1.03))
+    ('at most 1.5', 'at least 0.8', 'from 0.97 to 1.03')
+    >>> Limit(high=1.5).holds(1.5), Limit(high=1.5).holds(float("nan"))
+    (True, False)
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether the value is in the range; a NaN is not."""
+        return value == value and (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is None:
+            return f"at most {self.high:.3g}"
+        return f"at least {self.low:.3g}" if self.high is None else f"from {self.low:.3g} to {self.high:.3g}"
 
 
 @dataclass(frozen=True)
@@ -41,185 +42,10 @@ class Bench:
         about: one line.
         cells: (quick, peers) -> the pieces of work by name.
         claims: the published numbers, from the rows of all cells.
-        limits: the most that each claim may be.
+        limits: the range of each claim that has one.
     """
 
     about: str
     cells: Callable[[bool, bool], Mapping[str, Cell]]
     claims: Callable[[list[Row]], dict[str, float]]
-    limits: Mapping[str, float]
-
-
-BENCHES: dict[str, Bench] = {
-    "training-cost": Bench(
-        "time and memory of a training step against torch's AdamW",
-        training_cost.cells,
-        training_cost.claims,
-        training_cost.LIMITS,
-    ),
-    "carrier-cost": Bench(
-        "time of a linear layer with a factored weight against the dense one",
-        lambda quick, peers: {"linear": lambda: [dict(carrier_cost.measure(2 if quick else 21))]},
-        lambda rows: {"factored_time": rows[0]["ratio"], "formed_time": rows[0]["formed_ratio"]},
-        {"factored_time": 0.2},
-    ),
-}
-
-
-def names() -> list[str]:
-    """What can be run."""
-    return list(BENCHES)
-
-
-def run(
-    name: str,
-    *,
-    quick: bool = False,
-    peers: bool = False,
-    out: Path | None = None,
-    resume: bool = True,
-    tell: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """Run one bench and return its record, written to `out` where that is given.
-
-    Args:
-        quick: a minute-sized version of the same work, not for publication.
-        peers: add the rows of other libraries; they need `make peers`.
-        out: a JSON file. The cells that are done lie beside it until all are.
-        resume: go on from the cells of an interrupted run with the same settings and environment.
-        tell: called with a line before each cell.
-
-    Raises:
-        KeyError: no bench has this name.
-    """
-    bench = BENCHES[name]
-    began = time.perf_counter()
-    record: dict[str, Any] = {
-        "bench": name,
-        "command": f"posterity bench {name}" + " --quick" * quick + " --peers" * peers,
-        "environment": environment(),
-        "quick": quick,
-    }
-    partial = None if out is None else out.with_suffix(".partial.json")
-    done = _done(partial, record) if resume and partial is not None else {}
-    cells = bench.cells(quick, peers)
-    seconds = sum(cell["seconds"] for cell in done.values())
-    for key, cell in cells.items():
-        if key in done:
-            continue
-        if tell is not None:
-            tell(f"{name}: {key} ({len(done) + 1} of {len(cells)})")
-        started, load = time.perf_counter(), os.getloadavg()[0]
-        done[key] = {"rows": cell(), "seconds": time.perf_counter() - started, "load": load}
-        if partial is not None:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            atomic_json(partial, {**record, "cells": done})
-    rows = [{"cell": key, **row, "load": done[key]["load"]} for key in cells for row in done[key]["rows"]]
-    record |= {
-        "seconds": seconds + time.perf_counter() - began,
-        "rows": rows,
-        "claims": bench.claims(rows),
-        "limits": dict(bench.limits),
-    }
-    if out is not None and partial is not None:
-        atomic_json(out, record)
-        partial.unlink(missing_ok=True)
-    return record
-
-
-def _done(partial: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The finished cells of an interrupted run, where it was the same run."""
-    if not partial.exists():
-        return {}
-    try:
-        found = read_json(partial)
-    except StorageError:
-        return {}
-    return found["cells"] if all(found.get(key) == value for key, value in record.items()) else {}
-
-
-def environment() -> dict[str, Any]:
-    """What a cost depends on; no names of hosts, users or folders."""
-    return {
-        "posterity": posterity.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.system(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-    }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else platform.machine()
-
-
-def check(name: str, results: Path = RESULTS) -> list[str]:
-    """What is wrong with the committed figures of one bench, a line each; none where all is well.
-
-    The file must be there, come from a full run, hold every claim that the bench makes within its limit, and have the
-    rows that a quick run (which this starts) still gives.
-    """
-    bench, path = BENCHES[name], results / f"{name}.json"
-    redo = f"; run: posterity bench {name} --out {path}"
-    try:
-        record = read_json(path)
-    except StorageError as error:
-        return [f"{name}: {error}{redo}"]
-    failures = []
-    if record.get("quick") is not False:
-        failures.append(f"{name}: {path} is not from a full run{redo}")
-    claims = record.get("claims", {})
-    for claim, limit in bench.limits.items():
-        if claim not in claims:
-            failures.append(f"{name}: {path} lacks the claim {claim!r}{redo}")
-        elif not claims[claim] <= limit:
-            failures.append(f"{name}: {claim} is {claims[claim]:.3g}, its limit {limit:.3g}")
-    return failures + [f"{name}: {path} {line}{redo}" for line in _misfits(record, run(name, quick=True))]
-
-
-def _misfits(committed: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    """Where the shape of two records of one bench differs: keys, claims, fields of the rows."""
-    lines = []
-    for what, then, now in (
-        ("keys", committed.keys(), fresh.keys()),
-        ("claims", committed.get("claims", {}).keys(), fresh["claims"].keys()),
-    ):
-        if then != now:
-            lines.append(f"has other {what} than a run of today: {sorted(then ^ now)}")
-    shapes = {frozenset(row) for row in committed.get("rows", [])}
-    if missing := {frozenset(row) for row in fresh["rows"]} - shapes:
-        lines.append(f"has no rows with the fields {[sorted(shape) for shape in missing]}")
-    return lines
-
-
-def table(record: Mapping[str, Any]) -> Table:
-    """The rows of a record for the terminal, its claims under them."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    rows = record["rows"]
-    fields = list(dict.fromkeys(field for row in rows for field in row))
-    claims = "   ".join(
-        f"{claim} {value:.3g}" + (f" (at most {record['limits'][claim]:.3g})" if claim in record["limits"] else "")
-        for claim, value in record["claims"].items()
-    )
-    out = Table(title=record["command"], caption=claims, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for field in fields:
-        numeric = all(isinstance(row.get(field), int | float | None) for row in rows)
-        out.add_column(field.replace("_", "\n"), justify="right" if numeric else "left")
-    for row in rows:
-        out.add_row(*(_cell(row.get(field)) for field in fields))
-    return out
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    limits: Mapping[str, Limit]

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from posterity.bench import peers as plain
 from posterity.bench import worker
+from posterity.bench.bench import Limit
 from posterity.errors import PosterityError, PosterityWarning
 from posterity.inference.algorithm import Algorithm, Plan
 from posterity.inference.ivon import IVON
@@ -64,8 +65,13 @@ CONTESTANTS: dict[str, worker.Builder] = {
     "ivon": _ours(IVON()),
 }
 
-# at most: AdamW's time at B = 256, and copies of the weights
-LIMITS = {"mean_field_time": 1.5, "ivon_time": 1.5, "mean_field_memory": 9.0, "ivon_memory": 9.0}
+# AdamW's time at B = 256, and copies of the weights
+LIMITS = {
+    "mean_field_time": Limit(high=1.5),
+    "ivon_time": Limit(high=1.5),
+    "mean_field_memory": Limit(high=9.0),
+    "ivon_memory": Limit(high=9.0),
+}
 
 
 class _Race(NamedTuple):
