@@ -50,6 +50,7 @@ from posterity.problem.problem import Info, NetworkProblem, Problem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
 from posterity.training.fit import fit
+from posterity.training.infer import infer
 
 try:
     __version__ = version("posterity")
@@ -102,5 +103,6 @@ __all__ = [
     "diagnose",
     "evaluate",
     "fit",
+    "infer",
     "load",
 ]

@@ -122,6 +122,8 @@ class Algorithm(ABC):
         prior = problem.prior
         if not isinstance(prior, self.priors):
             names = " or ".join(prior.name for prior in self.priors)
+            if isinstance(prior, Flat):
+                raise PriorError(f"{type(self).__name__} needs a {names} prior, and a bare density has a flat one")
             raise PriorError(
                 f"{type(self).__name__} needs a {names} prior, got {prior.name}; pass prior=po.Normal(1.0)"
             )
