@@ -7,14 +7,13 @@ POSTERITY_DATA/open/posteriordb/<name>/{data.json, draws.npz}; the densities are
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.bench.data import data_folder
 from posterity.bench.reference_models import MODELS
 from posterity.bench.reference_parts import Model
 from posterity.bench.transforms import forward, inverse
@@ -80,18 +79,7 @@ def load(name: str) -> Posterior16:
     """
     if name not in MODELS:
         raise DataError(f"there is no reference posterior {name!r}; choose one of {', '.join(MODELS)}")
-    root = os.environ.get("POSTERITY_DATA")
-    if not root:
-        raise DataError(
-            "reference posteriors are found through the environment variable POSTERITY_DATA, which is not set: set it to "
-            "the folder that holds open/posteriordb"
-        )
-    folder = Path(root) / "open" / "posteriordb" / name
-    missing = [file for file in ("data.json", "draws.npz") if not (folder / file).is_file()]
-    if missing:
-        raise DataError(
-            f"{folder} lacks {' and '.join(missing)}: point POSTERITY_DATA at a folder with open/posteriordb"
-        )
+    folder = data_folder(f"open/posteriordb/{name}", "data.json", "draws.npz")
     model = MODELS[name](json.loads((folder / "data.json").read_text(encoding="utf-8")))
     with np.load(folder / "draws.npz", allow_pickle=False) as file:
         columns, draws = file["names"].tolist(), torch.from_numpy(file["draws"].astype(np.float64))
