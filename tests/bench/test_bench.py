@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from posterity import bench as benches
-from posterity.bench import runner, training_cost
+from posterity.bench import race, runner, training_cost
 from posterity.bench.bench import Bench, Limit
 from posterity.bench.runner import BENCHES
 from posterity.errors import DataError, PosterityError, PosterityWarning
@@ -147,11 +147,11 @@ def test_a_table_shows_rows_claims_and_limits(toy: Toy) -> None:
     assert "toy_size 3" in text
 
 
-TINY = training_cost._Race("7-11-5", rows=3, steps=2, repeats=2)
+TINY = race.Race(training_cost.__name__, "7-11-5", rows=3, steps=2, repeats=2)
 
 
 def test_a_race_of_processes() -> None:
-    rows = {row["contestant"]: row for row in training_cost._times(["adamw", "mean_field"], TINY)}
+    rows = {row["contestant"]: row for row in race.times(["adamw", "mean_field"], TINY)}
     assert rows["adamw"]["times_adamw"] == rows["adamw"]["median_times_adamw"] == 1.0
     assert rows["mean_field"]["weights"] == 7 * 11 + 11 + 11 * 5 + 5
     assert rows["mean_field"]["times_adamw"] == rows["mean_field"]["milliseconds"] / rows["adamw"]["milliseconds"]
@@ -172,23 +172,21 @@ def test_memory_is_the_peak_of_a_step_however_large_the_parent(tmp_path: Path, m
     """A step that fills and frees 64 MiB. The kernel's counters lag by up to 64 pages a core, the allocator adds a few."""
     (tmp_path / "hogs.py").write_text(HOG)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(training_cost, "CONTESTANTS", {"hog": None})
-    monkeypatch.setattr(training_cost, "__name__", "hogs")
-    (row,) = training_cost._memory(["hog"], TINY)
+    (row,) = race.memory(["hog"], TINY._replace(module="hogs"))
     assert 63 <= row["mebibytes"] < 72
     assert row["copies"] == row["mebibytes"] * 2**20 / 4 / (7 * 11 + 11 + 11 * 5 + 5)
 
 
 def test_a_process_that_dies_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PosterityError, match="nonsense"):
-        training_cost._memory(["nonsense"], TINY)
+        race.memory(["nonsense"], TINY)
     assert "KeyError: 'nonsense'" in capfd.readouterr().err
 
 
 def test_absent_peers_are_left_out_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.warns(PosterityWarning, match="make peers"):
-        assert training_cost._peers() == []
+        assert race.available_peers() == []
 
 
 def test_claims_are_of_the_largest_batch() -> None:

@@ -42,6 +42,24 @@ def adamw_fused(net: nn.Module, inputs: Tensor, targets: Tensor, data_size: int)
     return _loop(net, inputs, targets, torch.optim.AdamW(net.parameters(), fused=True))
 
 
+def advi_autograd(net: nn.Module, inputs: Tensor, targets: Tensor, data_size: int) -> Step:
+    """Bayes by backprop as it is written on top of torch: weights, KL to N(0, 1) and their gradients all by autograd."""
+    means = {name: leaf.detach().clone().requires_grad_() for name, leaf in net.named_parameters()}
+    log_stds = {name: torch.full_like(leaf, -4.0).requires_grad_() for name, leaf in means.items()}
+    optimizer = torch.optim.Adam([*means.values(), *log_stds.values()], lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        stds = {name: leaf.exp() for name, leaf in log_stds.items()}
+        theta = {name: mean + stds[name] * torch.randn_like(mean) for name, mean in means.items()}
+        kls = [0.5 * (stds[n] ** 2 + means[n] ** 2 - 1 - 2 * log_stds[n]).sum() for n in means]
+        nll = F.cross_entropy(torch.func.functional_call(net, theta, (inputs,)), targets)
+        (nll + torch.stack(kls).sum() / data_size).backward()
+        optimizer.step()
+
+    return step
+
+
 def posteriors_vi_diag(net: nn.Module, inputs: Tensor, targets: Tensor, data_size: int) -> Step:
     """posteriors' diagonal variational inference with torchopt's Adam, updated in place."""
     import posteriors
@@ -97,4 +115,4 @@ def bayesian_torch(net: nn.Module, inputs: Tensor, targets: Tensor, data_size: i
 
 PLAIN = {"sgd": sgd, "adamw": adamw, "adamw_fused": adamw_fused}
 PEERS = {"posteriors_vi_diag": posteriors_vi_diag, "ivon_opt": ivon_opt, "bayesian_torch": bayesian_torch}
-CONTESTANTS = {**PLAIN, **PEERS}
+CONTESTANTS = {**PLAIN, "advi_autograd": advi_autograd, **PEERS}

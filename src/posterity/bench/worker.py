@@ -1,6 +1,8 @@
 """One contestant in a process of its own, timed or weighed by the process that started it.
 
-    python worker.py MODULE CONTESTANT WIDTHS ROWS         e.g. peers adamw 784-1536-1536-1536-10 256
+    python worker.py MODULE CONTESTANT NETWORK ROWS         e.g. peers adamw 784-1536-1536-1536-10 256
+
+NETWORK is the widths of a perceptron, or "resnet-101" or "vit-l-32" (about 305M weights) at 224x224 pixels, random weights.
 
 `MODULE.CONTESTANTS[CONTESTANT](net, inputs, targets, data_size)` returns a step. After two steps to warm up the worker
 says what it holds; a line `n` on its standard input asks for n more steps, answered by their CPU seconds and the peak so
@@ -28,6 +30,7 @@ Step: TypeAlias = Callable[[], None]
 Builder: TypeAlias = Callable[[nn.Module, Tensor, Tensor, int], Step]
 
 DATA_SIZE = 60_000  # N: what priors and KL terms are weighed against
+CLASSES = {i: str(i) for i in range(10)}  # of the large networks
 WARM_UP = 2  # steps: the first allocates what the others reuse
 
 
@@ -59,14 +62,51 @@ def _status(key: str) -> int:
     raise OSError(f"/proc/self/status has no {key}: memory is measured on Linux only")
 
 
-def main(module: str, contestant: str, widths: str, rows: str) -> None:
+class Logits(nn.Module):
+    """A network of transformers that gives its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[rows, 3, 224, 224] -> [rows, classes]."""
+        return self.model(pixels).logits
+
+
+def resnet_101() -> nn.Module:
+    """ResNet-101, ten classes."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    return Logits(ResNetForImageClassification(ResNetConfig(depths=[3, 4, 23, 3], id2label=CLASSES)))
+
+
+def vit_l_32() -> nn.Module:
+    """ViT-L/32, ten classes."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        patch_size=32,
+        id2label=CLASSES,
+    )
+    return Logits(ViTForImageClassification(config))
+
+
+LARGE = {"resnet-101": resnet_101, "vit-l-32": vit_l_32}
+
+
+def main(module: str, contestant: str, network: str, rows: str) -> None:
     """Serve one contestant until standard input ends."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     builder: Builder = import_module(module).CONTESTANTS[contestant]
-    _contest(builder, [3, 5, 2], 7)[0]()  # loads its code, which is not its memory
+    _contest(builder, "3-5-2", 7)[0]()  # loads its code, which is not its memory
     gc.collect()
-    step, opening = _contest(builder, [int(width) for width in widths.split("-")], int(rows))
+    step, opening = _contest(builder, network, int(rows))
     for _ in range(WARM_UP):
         step()
     _say(opening)
@@ -78,10 +118,14 @@ def main(module: str, contestant: str, widths: str, rows: str) -> None:
         _say({"seconds": (time.process_time() - began) / steps, "peak": peak()})
 
 
-def _contest(builder: Builder, widths: list[int], rows: int) -> tuple[Step, dict[str, int]]:
+def _contest(builder: Builder, network: str, rows: int) -> tuple[Step, dict[str, int]]:
     """A step on random data, and what is resident with the network and one batch loaded."""
-    net = perceptron(widths)
-    inputs, targets = torch.randn(rows, widths[0]), torch.randint(widths[-1], (rows,))
+    if network in LARGE:
+        net, inputs, targets = LARGE[network](), torch.randn(rows, 3, 224, 224), torch.randint(len(CLASSES), (rows,))
+    else:
+        widths = [int(width) for width in network.split("-")]
+        net = perceptron(widths)
+        inputs, targets = torch.randn(rows, widths[0]), torch.randint(widths[-1], (rows,))
     weights = sum(leaf.numel() for leaf in net.parameters())  # before: a peer may change its network
     opening = {"resident": resident(), "weights": weights}
     return builder(net, inputs, targets, DATA_SIZE), opening
