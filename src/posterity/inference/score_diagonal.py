@@ -174,7 +174,7 @@ class ScoreDiagonal(Algorithm):
         columns = [part for part in _COLUMNS if getattr(state, part)]
         for name, std in state.std.items():
             precision, center = gaussian_prior(problem, name)
-            views = [state.mean[name], std, thetas[name], gradient.pop(name)]
+            views = [state.mean[name], std, thetas[name], gradient[name]]
             views += [getattr(state, part)[name] for part in columns]
             if isinstance(center, Tensor):
                 views.append(center.expand_as(std).contiguous())
@@ -186,6 +186,8 @@ class ScoreDiagonal(Algorithm):
                 if len(rest) > len(columns):
                     h.sub_(rest[-1], alpha=precision / moves.size)
                 moves.update_(m, s, theta, h, dict(zip(columns, rest)), scratch[:, : m.numel()], t, self.inner_steps)
+        if moves.update == "hybrid" and self.inner_steps == 1:
+            moves.adam(t + 1).update_(state.mean, gradient, state.mean_first, state.mean_second, alive)
         keep_buffers(state.mean, info)
         return state._replace(step=state.step + 1), info
 
@@ -236,20 +238,27 @@ class _Moves(NamedTuple):
                 # alpha s (grad log q - grad log q_t): exactly 0 at q = q_t
                 u.add_(torch.div(s, old, out=spare).mul_(z).sub_(e), alpha=self.alpha * share)
             self._move_(m, s, e, u, own, spare, t * inner_steps + j + 1)
+            if self.update == "hybrid" and inner_steps > 1:
+                m.sub_(self.adam(t * inner_steps + j + 1).step_(u, own["mean_first"], own["mean_second"], spare))
+
+    def adam(self, count: int) -> Adam:
+        """Of the means, at its update number `count` from 1."""
+        return Adam(self.rate, count, *self.betas)
 
     def _move_(self, m: Tensor, s: Tensor, e: Tensor, u: Tensor, own: Tree, spare: Tensor, count: int) -> None:
-        first = own["mean_first"]
-        mean_adam, std_adam = (Adam(rate, count, *self.betas) for rate in (self.rate, self.std_rate))
+        """The std's step and the mean's; where the mean is left to Adam (hybrid), its gradient R over u."""
+        first, mean_adam = own["mean_first"], self.adam(count)
         if self.update == "literal":
             variance = torch.mul(s, s, out=spare)
             e.mul_(u).div_(variance).mul_(4.0)
             u.div_(variance).div_(s).mul_(2.0)
             m.sub_(mean_adam.step_(u, first, own["mean_second"], spare))
+            std_adam = Adam(self.std_rate, count, *self.betas)
             s.mul_(std_adam.step_(e, own["std_first"], own["std_second"], spare).neg_().exp_())
             return
         x = e.mul_(u).mul_(-0.5 * self.std_rate * self.size).clamp_(-LOG_STEP, LOG_STEP)
         if self.update == "hybrid":
-            m.sub_(mean_adam.step_(u.div_(s), first, own["mean_second"], spare))
+            u.div_(s)
         else:
             first.lerp_(u, 1.0 - mean_adam.beta1)
             torch.mul(first, self.rate * self.size / mean_adam.first_correction, out=spare).clamp_(-1.0, 1.0)
