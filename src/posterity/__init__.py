@@ -22,8 +22,12 @@ from posterity.errors import (
 from posterity.evaluation.diagnosis import diagnose
 from posterity.evaluation.evaluate import compare, evaluate
 from posterity.evaluation.evaluation import Evaluation
+from posterity.inference.advi import ADVI
 from posterity.inference.algorithm import Algorithm, Plan
+from posterity.inference.bam import BaM
 from posterity.inference.ensemble import DeepEnsemble, Ensemble
+from posterity.inference.fisher import FisherVI
+from posterity.inference.gsm import GSM
 from posterity.inference.ivon import IVON
 from posterity.inference.laplace import LastLayerLaplace
 from posterity.inference.map import MAP
@@ -58,9 +62,12 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "ADVI",
+    "GSM",
     "IVON",
     "MAP",
     "Algorithm",
+    "BaM",
     "BayesianModel",
     "Bernoulli",
     "Categorical",
@@ -71,6 +78,7 @@ __all__ = [
     "Density",
     "Ensemble",
     "Evaluation",
+    "FisherVI",
     "Gaussian",
     "Heteroscedastic",
     "Info",

@@ -33,6 +33,11 @@ FAST = po.Cosine(0.2)
 WHITENED: dict[str, Any] = {
     "update": "whitened", "learning_rate": po.Cosine(0.1), "std_learning_rate": po.Cosine(0.1), "init_std": 0.3,
 }  # fmt: skip
+ADAM: dict[str, Any] = {"learning_rate": po.Cosine(0.1), "std_learning_rate": po.Cosine(0.1), "init_std": 0.1}
+KNOWN = ("correlated_density", "conjugate_regression")
+FLOW = dict.fromkeys(
+    KNOWN, "its 250 weights are too many for a flow; tests/inference/test_score_flow.py has smaller ones"
+)
 CASES = {
     "map": Case(po.MAP(), po.MAP(learning_rate=FAST), **MODE),
     "deep-ensemble": Case(po.DeepEnsemble(3), po.DeepEnsemble(2, learning_rate=FAST), **MODE),
@@ -58,9 +63,9 @@ CASES = {
         po.ScoreVI("dense"), po.ScoreVI("dense", init_std=0.5, learning_rate=po.Cosine(0.15)), **JOINT
     ),
     "score-vi-low-rank": Case(
-        po.ScoreVI("low-rank"),
+        po.ScoreVI("low-rank-plus-diagonal"),
         po.ScoreVI(
-            "low-rank",
+            "low-rank-plus-diagonal",
             rank=150,
             update="whitened",
             init_std=0.5,
@@ -68,6 +73,30 @@ CASES = {
             spread_learning_rate=po.Cosine(0.15),
         ),
         **JOINT,
+    ),
+    "score-vi-mixture": Case(
+        po.ScoreVI("mixture", components=3, draws=6, learning_rate=po.Cosine(0.02)),
+        po.ScoreVI("mixture", components=1, draws=8, init_std=0.5, temper=0.0, learning_rate=po.Cosine(0.1)),
+        **VARIATIONAL,
+    ),
+    "score-vi-flow": Case(po.ScoreVI("flow", flow="realnvp", hidden=(5,), draws=4, inner_steps=2), skip=FLOW),
+    "score-vi-flow-last-layer": Case(
+        po.ScoreVI("flow", flow="realnvp", transforms=1, hidden=(5,), draws=3, over="last-layer"), skip=FLOW
+    ),
+    "score-vi-flow-subspace": Case(
+        po.ScoreVI("flow", transforms=1, hidden=(5,), bins=3, draws=3, over="subspace", subspace_dim=3), skip=FLOW
+    ),
+    "advi": Case(po.ADVI(init_std=0.1), po.ADVI(draws=2, **ADAM), **SCORE),
+    "advi-full": Case(
+        po.ADVI("full"),
+        po.ADVI("full", learning_rate=po.Cosine(0.05), factor_learning_rate=po.Cosine(0.01), init_std=0.3),
+        steps=2000,
+        tolerance=0.1,
+    ),
+    "bam": Case(po.BaM(draws=3), po.BaM(draws=400, init_std=0.5), steps=10, tolerance=0.06),
+    "gsm": Case(po.GSM(), skip=dict.fromkeys(KNOWN, "its 250 weights take GSM some ten thousand steps")),
+    "fisher-vi": Case(
+        po.FisherVI(init_std=0.1), skip=dict.fromkeys(KNOWN, "its fixed point is another, 1 / sqrt((P^2)_ii)")
     ),
     "laplace-full": Case(po.LastLayerLaplace(), po.LastLayerLaplace(base=po.MAP(learning_rate=FAST)), **LAPLACE),
     "laplace-kronecker": Case(
@@ -79,8 +108,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("case", CASES)
+SLOW = {("advi-full", check) for check in KNOWN} | {("score-vi-mixture", "conjugate_regression")}
+
+
+@pytest.mark.parametrize(
+    ("case", "check"),
+    [
+        pytest.param(case, check, marks=[pytest.mark.slow] if (case, check) in SLOW else [])
+        for case in CASES
+        for check in CHECKS
+    ],
+)
 def test_contract(case: str, check: str) -> None:
     if check in CASES[case].skip:
         pytest.skip(CASES[case].skip[check])

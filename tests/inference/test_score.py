@@ -438,10 +438,10 @@ def test_correlated_weights_end_at_the_variances_given_all_others() -> None:
 
 def test_families_by_name() -> None:
     assert ScoreVI() == ScoreDiagonal()
-    assert {name: ScoreVI(name).name for name in ("diagonal", "dense", "low-rank")} == {
+    assert {name: ScoreVI(name).name for name in ("diagonal", "dense", "low-rank-plus-diagonal")} == {
         "diagonal": "score-vi",
         "dense": "score-vi-dense",
-        "low-rank": "score-vi-low-rank",
+        "low-rank-plus-diagonal": "score-vi-low-rank",
     }
     assert ScoreVI(beta1=0.5) == ScoreDiagonal(beta1=0.5)
     assert "unheard of" not in FAMILIES
@@ -464,8 +464,8 @@ def test_families_by_name() -> None:
         {"beta2": -0.1},
         {"family": "dense", "draws": 0},
         {"family": "dense", "max_memory": 0},
-        {"family": "low-rank", "rank": 0},
-        {"family": "low-rank", "init_std": -1.0},
+        {"family": "low-rank-plus-diagonal", "rank": 0},
+        {"family": "low-rank-plus-diagonal", "init_std": -1.0},
     ],
 )
 def test_a_wrong_setting_is_refused(options: dict[str, Any]) -> None:
@@ -473,7 +473,7 @@ def test_a_wrong_setting_is_refused(options: dict[str, Any]) -> None:
         ScoreVI(**options)
 
 
-@pytest.mark.parametrize("make", [ScoreVI, lambda: ScoreVI("dense"), lambda: ScoreVI("low-rank")])
+@pytest.mark.parametrize("make", [ScoreVI, lambda: ScoreVI("dense"), lambda: ScoreVI("low-rank-plus-diagonal")])
 def test_only_normal_priors(make: Callable[[], po.Algorithm]) -> None:
     problem = Recorded()
     problem.prior = po.Laplace().bind(START)

@@ -86,7 +86,9 @@ def test_a_covariance_that_does_not_fit_is_refused() -> None:
         lambda: algorithm.check(problem, None),
         lambda: algorithm.init(problem, problem.start(), Random(0), po.Plan(1, 1, 1)),
     ):
-        with pytest.raises(po.CompatibilityError, match="all 1,000 weights would take 0.0 GiB.*use ScoreVI.'low-rank'"):
+        with pytest.raises(
+            po.CompatibilityError, match="all 1,000 weights would take 0.0 GiB.*use ScoreVI.'low-rank-plus"
+        ):
             ask()
     ScoreDense(max_memory=2 * 4 * 1000**2).check(problem, None)
 
@@ -248,7 +250,7 @@ def test_dense_ends_there_with_noisy_scores() -> None:
 @pytest.mark.parametrize(("d", "rank", "steps"), [(17, 2, 300), pytest.param(200, 5, 800, marks=pytest.mark.slow)])
 def test_low_rank_ends_at_a_target_of_its_family(d: int, rank: int, steps: int) -> None:
     target = Target(low_rank(d, rank, 100.0))
-    mean, covariance = end(ScoreVI("low-rank", rank=rank, init_std=0.5), target, steps)
+    mean, covariance = end(ScoreVI("low-rank-plus-diagonal", rank=rank, init_std=0.5), target, steps)
     assert kl(mean, covariance, target) < 1e-3
     assert (correlations(covariance) - correlations(target.covariance)).abs().max() < 0.02
 
@@ -259,7 +261,7 @@ def test_low_rank_lies_between_diagonal_and_dense() -> None:
     best_diagonal = torch.diag(torch.linalg.inv(target.covariance).diagonal().reciprocal())
     values = [kl(target.mean, best_diagonal, target)]
     for rank in (1, 4):
-        mean, covariance = end(ScoreVI("low-rank", rank=rank, init_std=0.5, draws=4), target, 300)
+        mean, covariance = end(ScoreVI("low-rank-plus-diagonal", rank=rank, init_std=0.5, draws=4), target, 300)
         values.append(kl(mean, covariance, target))
     assert 0.9 * values[0] > values[1]
     assert 0.7 * values[1] > values[2]
@@ -269,7 +271,7 @@ def test_low_rank_lies_between_diagonal_and_dense() -> None:
     assert torch.equal(found.sign()[large], wanted.sign()[large])
 
 
-@pytest.mark.parametrize("family", ["dense", "low-rank"])
+@pytest.mark.parametrize("family", ["dense", "low-rank-plus-diagonal"])
 def test_every_draw_of_every_member_is_another_one(family: str) -> None:
     """S evaluations a step on the member's one batch, at weights drawn from q: 2 members x 5 draws x 2 steps."""
     asked: list[Tensor] = []
@@ -294,7 +296,7 @@ def test_every_draw_of_every_member_is_another_one(family: str) -> None:
     assert (torch.corrcoef(z) - torch.eye(20)).abs().max() < 5 / math.sqrt(1009)
 
 
-@pytest.mark.parametrize("family", ["dense", "low-rank"])
+@pytest.mark.parametrize("family", ["dense", "low-rank-plus-diagonal"])
 def test_the_posterior_is_the_states_normal(family: str) -> None:
     """Tensors in their own shapes, the covariance across them, and no memory shared with the state."""
     target = Target(low_rank(7, 2, 10.0), dtype=torch.float32)

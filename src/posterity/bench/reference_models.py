@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posterity.bench.reference_parts import Data, Model, cauchy, normal, tensor
+from posterity.bench.reference_parts import Data, Model, cauchy, cholesky, normal, tensor
 from posterity.bench.reference_regressions import REGRESSIONS
 from posterity.bench.scans import linear_recursion, log_matrix_product
 from posterity.bench.transforms import Bounded, Ordered, Positive, PositiveOrdered, Real, Simplex, Stick
@@ -135,7 +135,7 @@ def _gp_regr(data: Data) -> Model:
 
     def log_prob(p: Tree) -> Tensor:
         noise = p["sigma"].unsqueeze(-1) * torch.eye(len(x), dtype=x.dtype)
-        factor = torch.linalg.cholesky(_kernel(x, p) + noise)
+        factor = cholesky(_kernel(x, p) + noise)
         white = torch.linalg.solve_triangular(factor, y.unsqueeze(-1), upper=False)
         half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -0.5 * white.square().sum((-2, -1)) - half_log_det + _kernel_prior(p) + normal(p["sigma"], 0.0, 1.0)
@@ -148,7 +148,7 @@ def _gp_pois_regr(data: Data) -> Model:
     x, k = tensor(data["x"]), tensor(data["k"])
 
     def factor(p: Tree) -> Tensor:
-        return torch.linalg.cholesky(_kernel(x, p) + 1e-10 * torch.eye(len(x), dtype=x.dtype))
+        return cholesky(_kernel(x, p) + 1e-10 * torch.eye(len(x), dtype=x.dtype))
 
     def values(p: Tree) -> Tensor:
         return (factor(p) @ p["z"].unsqueeze(-1)).squeeze(-1)

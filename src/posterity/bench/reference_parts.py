@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.bench.transforms import Transform
 from posterity.tree import Tree
 
-__all__ = ["Data", "Model", "cauchy", "normal", "tensor"]
+__all__ = ["Data", "Model", "cauchy", "cholesky", "normal", "tensor"]
 
 Data: TypeAlias = Mapping[str, Any]  # lists of numbers and numbers, as data.json has them
 
@@ -46,3 +46,9 @@ def normal(x: Tensor, mean: Tensor | float, std: Tensor | float) -> Tensor:
 def cauchy(x: Tensor, scale: float) -> Tensor:
     """The sum over the last axis of log Cauchy(x; 0, scale), without constants."""
     return -(x / scale).square().log1p().sum(-1)
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """[..., n, n] the lower factor; NaN where a matrix is not positive definite to rounding, which a method may try."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return factor.where((failed == 0)[..., None, None], torch.nan)

@@ -12,14 +12,18 @@ from posterity.errors import CompatibilityError
 from posterity.inference.algorithm import Algorithm
 from posterity.inference.score_dense import ScoreDense
 from posterity.inference.score_diagonal import ScoreDiagonal
+from posterity.inference.score_flow import ScoreFlow
 from posterity.inference.score_low_rank import ScoreLowRank
+from posterity.inference.score_mixture import ScoreMixture
 
 __all__ = ["FAMILIES", "ScoreVI"]
 
 FAMILIES: dict[str, Callable[..., Algorithm]] = {
     "diagonal": ScoreDiagonal,
     "dense": ScoreDense,
-    "low-rank": ScoreLowRank,
+    "low-rank-plus-diagonal": ScoreLowRank,
+    "mixture": ScoreMixture,
+    "flow": ScoreFlow,
 }
 
 
@@ -27,15 +31,15 @@ def ScoreVI(family: str = "diagonal", **options: Any) -> Algorithm:
     """Score-based variational inference over one family of distributions; Kim (2026).
 
     Args:
-        family: "diagonal" (independent normals), "dense" (one normal over all weights, for small networks) or "low-rank"
-            (low-rank plus diagonal covariance).
-        options: of the family's algorithm: `ScoreDiagonal`, `ScoreDense`, `ScoreLowRank`.
+        family: "diagonal" (independent normals), "dense" (one normal over all weights, for small networks),
+            "low-rank-plus-diagonal" (its covariance), "mixture" (of independent normals) or "flow" (over few weights).
+        options: of the family's algorithm: `ScoreDiagonal`, `ScoreDense`, `ScoreLowRank`, `ScoreMixture`, `ScoreFlow`.
 
     Raises:
         CompatibilityError: an unknown family.
         ValueError: an option out of range.
 
-    >>> ScoreVI().name, ScoreVI("low-rank", rank=3).rank
+    >>> ScoreVI().name, ScoreVI("mixture", components=3).components
     ('score-vi', 3)
     """
     if family not in FAMILIES:

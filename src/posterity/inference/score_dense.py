@@ -18,40 +18,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import CompatibilityError
-from posterity.inference.algorithm import Algorithm, Plan, Start, keep_buffers, stacked_start
-from posterity.inference.gaussian import prior_where_idle
+from posterity.inference.algorithm import Plan, Start, keep_buffers
+from posterity.inference.full_covariance import FullCovariance
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_matching import (
-    check_positive,
     joined,
     joined_info,
     noise_limit,
     normal_rows,
     put_back_,
     score_rows,
-    start_stds,
     varied,
 )
-from posterity.posterior.dense import Dense
-from posterity.posterior.mixture import mixture
-from posterity.posterior.posterior import Posterior
 from posterity.problem.batches import Batch
-from posterity.problem.priors import Flat, Normal, Prior
 from posterity.problem.problem import Info, Problem, batch_rows
 from posterity.random import Random
-from posterity.tree import Tree, clone, count, first, member, weights
+from posterity.tree import Tree
 
 __all__ = ["ScoreDense", "ScoreDenseState", "dense_step_"]
 
 MOST = 0.3  # default rate
 TRUST = 0.5  # largest relative change of the factor, and of the mean per sqrt(d)
-COPIES = 2  # of the factor: the state's and the posterior's
 
 
 class ScoreDenseState(NamedTuple):
@@ -63,7 +55,7 @@ class ScoreDenseState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ScoreDense(Algorithm):
+class ScoreDense(FullCovariance):
     """Score-based variational inference over one normal with a full covariance.
 
     Args:
@@ -80,49 +72,11 @@ class ScoreDense(Algorithm):
     """
 
     name: ClassVar[str] = "score-vi-dense"
-    priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
-
-    draws: int = 8
     learning_rate: Schedule | None = None
-    init_std: float = 0.1
-    snapshot_scale: float = 1.0
-    max_memory: int = 2 * 2**30
-
-    def __post_init__(self) -> None:
-        Algorithm.__post_init__(self)
-        check_positive(
-            init_std=self.init_std,
-            snapshot_scale=self.snapshot_scale,
-            draws=self.draws,
-            max_memory=self.max_memory,
-        )
-
-    def check(self, problem: Problem, batch: Any) -> None:
-        super().check(problem, batch)
-        self._check_size(weights(problem.start()))
-
-    def _check_size(self, theta: Tree) -> None:
-        d = count(theta)
-        needed = COPIES * self.members * d**2 * first(theta).element_size()
-        if needed > self.max_memory:
-            raise CompatibilityError(
-                f"a covariance of all {d:,} weights would take {needed / 2**30:.1f} GiB, more than max_memory "
-                f"({self.max_memory / 2**30:.1f} GiB): use ScoreVI('low-rank') or ScoreVI('diagonal')"
-            )
 
     def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> ScoreDenseState:
-        self.check_prior(problem)
-        stacked = stacked_start(problem, start, self.members)
-        self._check_size(member(weights(stacked), 0))
-        mean, idle_std = prior_where_idle(problem, stacked, self.init_std)
-        stds = start_stds(problem, start, mean, self.init_std, self.snapshot_scale)
-        return ScoreDenseState(
-            mean=mean,
-            factor=torch.stack([joined(stds, list(stds), k).diag() for k in range(self.members)]),
-            idle_std=idle_std,
-            step=torch.tensor(0),
-            steps=torch.tensor(plan.steps),
-        )
+        mean, factor, idle_std = self.start_normal(problem, start)
+        return ScoreDenseState(mean, factor, idle_std, torch.tensor(0), torch.tensor(plan.steps))
 
     def _rate(self, problem: Problem, rows: int, d: int, t: int, steps: int) -> float:
         if self.learning_rate is None:
@@ -150,23 +104,6 @@ class ScoreDense(Algorithm):
         info = joined_info(infos)
         keep_buffers(state.mean, info)
         return state._replace(step=state.step + 1), info
-
-    def watch(self, problem: Problem, state: ScoreDenseState) -> dict[str, float]:
-        stds = torch.linalg.vector_norm(state.factor, dim=2)
-        return {"std": float(stds.double().log().mean().exp())}
-
-    def point(self, state: ScoreDenseState) -> Tree:
-        return state.mean
-
-    def posterior(self, state: ScoreDenseState, shards: Posterior | None = None) -> Posterior:
-        names, idle = varied(state.mean, state.idle_std), list(state.idle_std)
-        parts = []
-        for k in range(self.members):
-            factor = state.factor[k].clone()
-            if idle:
-                factor = torch.block_diag(factor, joined(state.idle_std, idle, k).diag())
-            parts.append(Dense(clone(member(state.mean, k)), (*names, *idle), factor))
-        return mixture(parts)
 
 
 def dense_step_(mean: Tensor, factor: Tensor, z: Tensor, shifts: Tensor, h: Tensor, rate: float) -> None:

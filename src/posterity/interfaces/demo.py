@@ -47,7 +47,10 @@ _MAP = po.MAP(learning_rate=po.Cosine(5e-3))
 METHODS: dict[str, Demo] = {
     "map": Demo(_MAP, 40, ("mean",)),
     "deep-ensemble": Demo(po.Ensemble(_MAP, 5), 40, ("draws",), pick="map"),
-    "mean-field": Demo(po.MeanFieldVI(learning_rate=po.Cosine(2e-2)), 40, ("draws", "mean")),
+    "mean-field": Demo(po.MeanFieldVI(learning_rate=po.Cosine(4e-2)), 40, ("draws", "mean")),
+    "score-vi": Demo(
+        po.ScoreVI(learning_rate=po.Cosine(4e-2), std_learning_rate=po.Cosine(3e-2)), 40, ("draws", "mean")
+    ),
     "ivon": Demo(po.IVON(learning_rate=po.Cosine(0.5)), 50, ("draws", "mean")),
     "laplace": Demo(po.LastLayerLaplace(base=_MAP), 40, ("draws", "mean"), pick="map"),
 }

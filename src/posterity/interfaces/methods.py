@@ -21,6 +21,15 @@ METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
     "mean-field": lambda: po.MeanFieldVI(learning_rate=po.Cosine(1e-2)),
     "ivon": lambda: po.IVON(learning_rate=po.Cosine(0.3), init_hessian=1.0, clip=0.03),
     "score-vi": lambda: po.ScoreVI(),
+    "score-vi-dense": lambda: po.ScoreVI("dense"),
+    "score-vi-low-rank": lambda: po.ScoreVI("low-rank-plus-diagonal"),
+    "score-vi-mixture": lambda: po.ScoreVI("mixture"),
+    "score-vi-flow": lambda: po.ScoreVI("flow", over="last-layer", base=_MAP),
+    "advi": lambda: po.ADVI(),
+    "advi-full": lambda: po.ADVI("full"),
+    "gsm": lambda: po.GSM(),
+    "bam": lambda: po.BaM(),
+    "fisher-vi": lambda: po.FisherVI(),
     "laplace": lambda: po.LastLayerLaplace(base=_MAP),
 }
 
