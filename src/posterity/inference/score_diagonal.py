@@ -12,8 +12,9 @@ path. The raw gradient spans 1 / s^4, so the steps are taken in units of s, u = 
     "hybrid"      m by Adam on R                                  s the same
     "literal"     m and log s by Adam on the raw gradient, as the objective is written
 
-u_bar is u with momentum. Kim (2026), arXiv 2602.05873, whose iteration this is at `lag` or `inner_steps` above 1; at 1 the
-proximal term is exactly zero and no copy of q is kept.
+u_bar is clip(a u, 1) / a with momentum, so that one draw in a steep tail moves m by no more than s. Kim (2026), arXiv
+2602.05873, whose iteration this is at `lag` or `inner_steps` above 1; at 1 the proximal term is exactly zero and no copy of
+q is kept.
 """
 
 from __future__ import annotations
@@ -260,7 +261,8 @@ class _Moves(NamedTuple):
         if self.update == "hybrid":
             u.div_(s)
         else:
-            first.lerp_(u, 1.0 - mean_adam.beta1)
+            most = 1.0 / max(self.rate * self.size, 1e-30)
+            first.lerp_(u.clamp_(-most, most), 1.0 - mean_adam.beta1)
             torch.mul(first, self.rate * self.size / mean_adam.first_correction, out=spare).clamp_(-1.0, 1.0)
             m.addcmul_(spare, s, value=-1.0)
         # the growth is >= 1/2: s stays positive
