@@ -43,9 +43,11 @@ class Bench:
         cells: (quick, peers) -> the pieces of work by name.
         claims: the published numbers, from the rows of all cells.
         limits: the range of each claim that has one.
+        shown: the fields of the rows that a terminal shows beside their cell; all unless given.
     """
 
     about: str
     cells: Callable[[bool, bool], Mapping[str, Cell]]
     claims: Callable[[list[Row]], dict[str, float]]
     limits: Mapping[str, Limit]
+    shown: tuple[str, ...] = ()

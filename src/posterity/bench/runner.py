@@ -6,6 +6,7 @@ published from `benchmarks/results/NAME.json` only, which a full run wrote; `che
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import time
@@ -18,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import posterity
-from posterity.bench import carrier_cost, training_cost
+from posterity.bench import (
+    carrier_cost,
+    score_cost,
+    score_gaussian,
+    score_mixture,
+    score_mnist,
+    score_posteriordb,
+    training_cost,
+)
 from posterity.bench.bench import Bench, Limit
 from posterity.errors import DataError, PosterityWarning, StorageError
 from posterity.posterior.files import atomic_json, read_json
@@ -36,12 +45,48 @@ BENCHES: dict[str, Bench] = {
         training_cost.cells,
         training_cost.claims,
         training_cost.LIMITS,
+        ("contestant", "milliseconds", "times_adamw", "median_times_adamw", "copies"),
     ),
     "carrier-cost": Bench(
         "time of a linear layer with a factored weight against the dense one",
         lambda quick, peers: {"linear": lambda: [dict(carrier_cost.measure(2 if quick else 21))]},
         lambda rows: {"factored_time": rows[0]["ratio"], "formed_time": rows[0]["formed_ratio"]},
         {"factored_time": Limit(high=0.2)},
+    ),
+    "score-gaussian": Bench(
+        "score-based variational inference on normal targets of known spectra",
+        score_gaussian.cells,
+        score_gaussian.claims,
+        score_gaussian.LIMITS,
+        ("method", "seed", "kl", "kl_per_dim", "variance_ratio", "correlation_error"),
+    ),
+    "score-mixture": Bench(
+        "which of two modes each family finds, and with what weight",
+        score_mixture.cells,
+        score_mixture.claims,
+        score_mixture.LIMITS,
+        ("seed", "kl", "right_mass", "seconds"),
+    ),
+    "score-posteriordb": Bench(
+        "score-based variational inference on sixteen posteriors with reference draws",
+        score_posteriordb.cells,
+        score_posteriordb.claims,
+        score_posteriordb.LIMITS,
+        ("method", "seed", "trial", "elbo", "mean_error", "sd_ratio_low", "sd_ratio_high", "seconds"),
+    ),
+    "score-mnist": Bench(
+        "score-based variational inference on 1000 digits beside MAP, ADVI, IVON, Laplace and a deep ensemble",
+        score_mnist.cells,
+        score_mnist.claims,
+        score_mnist.LIMITS,
+        ("method", "seed", "rate", "other", "validation_nll", "error", "nll", "ece", "ood_auroc", "seconds"),
+    ),
+    "score-cost": Bench(
+        "time and memory of a step of score-based variational inference against SGD, AdamW and autograd's ADVI",
+        score_cost.cells,
+        score_cost.claims,
+        score_cost.LIMITS,
+        ("contestant", "milliseconds", "times_sgd", "median_times_sgd", "copies"),
     ),
 }
 
@@ -197,23 +242,36 @@ def _misfits(committed: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str
 
 
 def table(record: Mapping[str, Any]) -> Table:
-    """The rows of a record for the terminal, its claims under them."""
+    """The rows of a record for the terminal, under the name of their cell, and the claims under them."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     rows = record["rows"]
-    fields = list(dict.fromkeys(field for row in rows for field in row))
-    claims = "   ".join(
-        f"{claim} {value:.3g}" + (f" ({Limit(**record['limits'][claim])})" if claim in record["limits"] else "")
-        for claim, value in record["claims"].items()
+    fields = BENCHES[record["bench"]].shown or tuple(
+        f for f in dict.fromkeys(f for r in rows for f in r) if f != "cell"
     )
-    out = Table(title=record["command"], caption=claims, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out = Table(
+        title=record["command"], caption=_claims(record), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left"
+    )
     for field in fields:
         numeric = all(isinstance(row.get(field), int | float | None) for row in rows)
-        out.add_column(field.replace("_", "\n"), justify="right" if numeric else "left")
-    for row in rows:
-        out.add_row(*(_cell(row.get(field)) for field in fields))
+        out.add_column(field.replace("_", "\n"), justify="right" if numeric else "left", no_wrap=True)
+    for cell, group in itertools.groupby(rows, lambda row: row["cell"]):
+        out.add_section()
+        out.add_row(f"[bold]{cell}[/bold]")
+        for row in group:
+            out.add_row(*(_cell(row.get(field)) for field in fields))
     return out
+
+
+def _claims(record: Mapping[str, Any]) -> str:
+    """A line per claim, with its limit."""
+    width = max(map(len, record["claims"]))
+    lines = []
+    for claim, value in record["claims"].items():
+        limit = record["limits"].get(claim)
+        lines.append(f"{claim:{width}}  {value:.3g}" + (f"  ({Limit(**limit)})" if limit else ""))
+    return "\n".join(lines)
 
 
 def _cell(value: object) -> str:
