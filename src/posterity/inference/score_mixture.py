@@ -86,7 +86,8 @@ class ScoreMixture(Algorithm):
     Args:
         components: K >= 1.
         draws: a step, >= 1, all on the member's one batch; raised to a multiple of K.
-        learning_rate: of m_k (in units of s_k) and of log s_k, a number or a schedule.
+        learning_rate: of m_k (in units of s_k) and of log s_k, a number or a schedule; None for Cosine(0.03) on a bare
+            density and Cosine(0.3) on a network, whose weights travel far in units of a posterior's std.
         init_std: of every component at the start, > 0, at most the prior's; None for 1 on a bare density, 0.1 on a network.
         spread: std of the components' centres around the start, in units of their stds, >= 0.
         temper: share of the run over which the target p^beta rises to p, in [0, 1]; None for 0.5 on a bare density, whose
@@ -113,7 +114,7 @@ class ScoreMixture(Algorithm):
 
     components: int = 8
     draws: int = 32
-    learning_rate: Schedule = Cosine(0.03)
+    learning_rate: Schedule | None = None
     init_std: float | None = None
     spread: float = 1.0
     temper: float | None = None
@@ -226,6 +227,9 @@ class ScoreMixture(Algorithm):
         proximal = alpha > 0 and (self.lag > 1 or self.inner_steps > 1)
         old = slope(partial(_log_q, frozen), x) if proximal else None
         own, m, v = (member(tree, k) for tree in (state.q, state.first, state.second))
+        rate = (
+            Cosine(0.03 if isinstance(problem, Density) else 0.3) if self.learning_rate is None else self.learning_rate
+        )
         for j in range(self.inner_steps):
             leaves = {name: own[name].detach().clone().requires_grad_() for name in LEARNED}
             with torch.enable_grad():
@@ -242,13 +246,13 @@ class ScoreMixture(Algorithm):
                 if j > 0:
                     break
                 return rows.info._replace(finite=torch.zeros_like(rows.info.finite))
-            moves = adam_steps(Adam(at(self.learning_rate, t, steps), t * self.inner_steps + j + 1), gradients, m, v)
+            moves = adam_steps(Adam(at(rate, t, steps), t * self.inner_steps + j + 1), gradients, m, v)
             moves["centers"].mul_(stds)
             for name, move in moves.items():
                 own[name].sub_(move)
         if rows.log_p is not None and self.reweight:
-            rate = at(self.weight_learning_rate, t, steps)
-            own["logits"].copy_(mirror_step(own, frozen, x, beta * rows.log_p, rate))
+            weight_rate = at(self.weight_learning_rate, t, steps)
+            own["logits"].copy_(mirror_step(own, frozen, x, beta * rows.log_p, weight_rate))
         return rows.info
 
     def watch(self, problem: Problem, state: ScoreMixtureState) -> dict[str, float]:
