@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Bench", "Cell", "Limit", "Row"]
+__all__ = ["Bench", "Cell", "Limit", "Row", "finite"]
 
 Row: TypeAlias = dict[str, Any]
 Cell: TypeAlias = Callable[[], list[Row]]
@@ -51,3 +52,12 @@ class Bench:
     claims: Callable[[list[Row]], dict[str, float]]
     limits: Mapping[str, Limit]
     shown: tuple[str, ...] = ()
+
+
+def finite(value: float) -> float | None:
+    """A number of a row, which JSON can hold: None where it is not finite.
+
+    >>> finite(0.5), finite(float("inf"))
+    (0.5, None)
+    """
+    return value if math.isfinite(value) else None

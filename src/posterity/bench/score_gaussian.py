@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.bench.bench import Cell, Limit, Row
+from posterity.bench.baselines import full_rank_advi
+from posterity.bench.bench import Cell, Limit, Row, finite
 from posterity.errors import NonFiniteError
 from posterity.inference.advi import ADVI
 from posterity.inference.algorithm import Algorithm
@@ -84,8 +85,7 @@ def _both(family: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
 
 
 def _full_rank(rate: float, std: float, stick: bool = False) -> Algorithm:
-    rates = {"learning_rate": Cosine(rate), "factor_learning_rate": Cosine(rate)}
-    return ADVI("full", stick_the_landing=stick, init_std=std, **rates)
+    return full_rank_advi(rate, stick, init_std=std)
 
 
 def _bam(draws: int) -> _Method:
@@ -134,17 +134,19 @@ def _title(task: _Task) -> str:
 
 
 def _cell(task: _Task, methods: Mapping[str, _Method], seeds: int) -> list[Row]:
-    rows = [_measured(task, name, method, seed) for name, method in methods.items() for seed in range(seeds)]
+    rows = [row for name, method in methods.items() for row in _measured(task, name, method, seeds)]
     if task.tau and task.rotated:
         rows += [_floor(task, seed) for seed in range(seeds)]
     return rows
 
 
-def _measured(task: _Task, name: str, method: _Method, seed: int) -> Row:
+def _measured(task: _Task, name: str, method: _Method, seeds: int) -> list[Row]:
+    """A row per seed, all at the rate that is best on the target for tuning."""
     rate = method.rates[0]
     if len(method.rates) > 1:
         rate = min(method.rates, key=lambda one: _kl_or_inf(_run(task, method, one, TUNED_ON)))
-    return {"method": name, "seed": seed, "learning_rate": rate, **_run(task, method, rate, seed)}
+    shared = {"method": name, "learning_rate": rate}
+    return [{**shared, "seed": seed, **_run(task, method, rate, seed)} for seed in range(seeds)]
 
 
 def _run(task: _Task, method: _Method, rate: float | None, seed: int) -> Row:
@@ -178,9 +180,9 @@ def _row(task: _Task, posterior: Posterior | None, target: Gaussian, seconds: fl
         "init_std": task.init_std,
         "noise": task.tau,
         "evaluations": task.evaluations,
-        "kl": _finite(kl),
-        "kl_per_dim": _finite(kl / task.dim),
-        "variance_ratio": _finite(spread),
+        "kl": finite(kl),
+        "kl_per_dim": finite(kl / task.dim),
+        "variance_ratio": finite(spread),
         "correlation_error": None
         if covariance is None or covariance.ndim == 1
         else _correlation_error(covariance, target),
@@ -223,11 +225,7 @@ def _correlation_error(covariance: Tensor, target: Gaussian) -> float | None:
     """The largest error of a correlation."""
     stds = covariance.diagonal().sqrt()
     wanted = target.covariance / torch.outer(target.std, target.std)
-    return _finite(float((covariance / torch.outer(stds, stds) - wanted).abs().max()))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return finite(float((covariance / torch.outer(stds, stds) - wanted).abs().max()))
 
 
 def _kl_or_inf(row: Row) -> float:

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posterity.bench.bench import Cell, Limit, Row
+from posterity.bench.bench import Cell, Limit, Row, finite
 from posterity.inference.advi import ADVI
 from posterity.inference.algorithm import Algorithm
 from posterity.inference.score import ScoreVI
@@ -81,8 +81,8 @@ def _measures(target: Mixture, posterior: Posterior) -> Row:
     found = target.forward_kl(partial(_log_prob, posterior), EXACT, Random(1))
     draws = torch.stack([draw["x"] for draw in posterior.draws(DRAWS, Random(2))])
     return {
-        "kl": found.value if math.isfinite(found.value) else None,
-        "kl_standard_error": found.standard_error if math.isfinite(found.value) else None,
+        "kl": finite(found.value),
+        "kl_standard_error": finite(found.standard_error),
         "right_mass": target.right_mass(draws),
     }
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from posterity.bench import posteriordb
-from posterity.bench.bench import Cell, Limit, Row
+from posterity.bench.baselines import full_rank_advi
+from posterity.bench.bench import Cell, Limit, Row, finite
 from posterity.bench.posteriordb import Posterior16
 from posterity.errors import NonFiniteError
 from posterity.inference.advi import ADVI
@@ -66,17 +67,13 @@ class _Method(NamedTuple):
     trials: tuple[float | None, ...] = (None,)
 
 
-def _full_rank(rate: float, stick: bool = False) -> Algorithm:
-    return ADVI("full", learning_rate=Cosine(rate), factor_learning_rate=Cosine(rate), stick_the_landing=stick)
-
-
 METHODS = {
     "advi": _Method(
         lambda rate: ADVI("diagonal", learning_rate=Cosine(rate), std_learning_rate=Cosine(rate), init_std=0.1),
         trials=RATES,
     ),
-    "advi-full": _Method(_full_rank, 8, RATES),
-    "advi-full, sticking": _Method(partial(_full_rank, stick=True), 8, RATES),
+    "advi-full": _Method(full_rank_advi, 8, RATES),
+    "advi-full, sticking": _Method(partial(full_rank_advi, stick=True), 8, RATES),
     "gsm": _Method(lambda init_std: GSM(init_std=init_std), 2, STARTS),
     "bam": _Method(lambda init_std: BaM(init_std=init_std), 32, STARTS),
     "score-vi": _Method(lambda rate: ScoreVI(init_std=0.1)),
@@ -123,10 +120,10 @@ def _run(target: Posterior16, method: _Method, trial: float | None, seed: int, e
     errors, ratios = (moment.mean - target.reference.mean(0)).abs() / std, moment.std / std
     return {
         **row,
-        "elbo": _finite(_elbo(target, found)),
-        "mean_error": _finite(errors.max()),
-        "sd_ratio_low": _finite(ratios.min()),
-        "sd_ratio_high": _finite(ratios.max()),
+        "elbo": finite(_elbo(target, found).item()),
+        "mean_error": finite(errors.max().item()),
+        "sd_ratio_low": finite(ratios.min().item()),
+        "sd_ratio_high": finite(ratios.max().item()),
         "seconds": seconds,
     }
 
@@ -138,10 +135,6 @@ def _elbo(target: Posterior16, found: Posterior) -> Tensor:
     z = Random(0).fold("elbo").normal((DRAWS, target.dim), like=mean)
     entropy = torch.linalg.slogdet(factor).logabsdet
     return target.log_prob(mean + z @ factor.mT).mean() + entropy + 0.5 * target.dim * (1 + math.log(2 * math.pi))
-
-
-def _finite(value: Tensor) -> float | None:
-    return value.item() if bool(value.isfinite()) else None
 
 
 def claims(rows: list[Row]) -> dict[str, float]:
