@@ -17,35 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from posterity.errors import CompatibilityError
-from posterity.inference.adam import Adam
+from posterity.inference.adam_normals import AdamNormals, AdamNormalsState, joined_draws
 from posterity.inference.advi_full import ADVIFull
-from posterity.inference.algorithm import (
-    Algorithm,
-    Plan,
-    Start,
-    gaussian_prior,
-    gradients,
-    keep_buffers,
-    stacked_start,
-    survivors,
-)
-from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
-from posterity.inference.schedule import Cosine, Schedule, at
-from posterity.inference.score_matching import check_positive, start_stds
-from posterity.posterior.posterior import Posterior
+from posterity.inference.algorithm import Algorithm, gaussian_prior, gradients, survivors
+from posterity.inference.gaussian import noisy
 from posterity.problem.batches import Batch
-from posterity.problem.priors import Flat, Normal, Prior
 from posterity.problem.problem import Info, Problem
 from posterity.random import Random
-from posterity.tree import CHUNK, Tree, chunks, clone, tree_map
+from posterity.tree import CHUNK, Tree, chunks, tree_map
 
-__all__ = ["ADVI", "ADVIDiagonal", "ADVIDiagonalState", "joined_draws"]
+__all__ = ["ADVI", "ADVIDiagonal"]
 
 
 def ADVI(covariance: str = "diagonal", **options: Any) -> Algorithm:
@@ -68,20 +55,8 @@ def ADVI(covariance: str = "diagonal", **options: Any) -> Algorithm:
     return kinds[covariance](**options)
 
 
-class ADVIDiagonalState(NamedTuple):
-    mean: Tree  # [members, ...], with the changed buffers
-    log_std: Tree  # [members, ...]
-    mean_first: Tree  # Adam's moments of dL/dm ...
-    mean_second: Tree
-    log_std_first: Tree  # ... and of dL/dlog s
-    log_std_second: Tree
-    idle_std: Tree  # [members, ...] of weights that no forward reaches: their prior's
-    step: Tensor  # () int64
-    steps: Tensor  # () int64
-
-
 @dataclass(frozen=True)
-class ADVIDiagonal(Algorithm):
+class ADVIDiagonal(AdamNormals):
     """The evidence lower bound over independent normals, by the gradient that sticks the landing.
 
     Args:
@@ -98,44 +73,9 @@ class ADVIDiagonal(Algorithm):
     """
 
     name: ClassVar[str] = "advi"
-    priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
-    draws: int = 1
-    learning_rate: Schedule = Cosine(1e-2)
-    std_learning_rate: Schedule = Cosine(1e-2)
-    init_std: float = 1e-2
-    snapshot_scale: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-
-    def __post_init__(self) -> None:
-        Algorithm.__post_init__(self)
-        check_positive(draws=self.draws, init_std=self.init_std, snapshot_scale=self.snapshot_scale)
-
-    def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> ADVIDiagonalState:
-        self.check_prior(problem)
-        mean, idle_std = prior_where_idle(problem, stacked_start(problem, start, self.members), self.init_std)
-        log_std = tree_map(Tensor.log_, start_stds(problem, start, mean, self.init_std, self.snapshot_scale))
-        zeros = tree_map(torch.zeros_like, log_std)
-        moments = zeros, clone(zeros), clone(zeros), clone(zeros)
-        return ADVIDiagonalState(mean, log_std, *moments, idle_std, torch.tensor(0), torch.tensor(plan.steps))
-
-    def step(
-        self, problem: Problem, state: ADVIDiagonalState, batches: Sequence[Batch], random: Random
-    ) -> tuple[ADVIDiagonalState, Info]:
-        t, steps = int(state.step), int(state.steps)
-        by_mean, by_log_std, info = self._gradients(problem, state, batches, random, t)
-        alive = survivors(info)
-        for x, gradient, m, v, schedule in (
-            (state.mean, by_mean, state.mean_first, state.mean_second, self.learning_rate),
-            (state.log_std, by_log_std, state.log_std_first, state.log_std_second, self.std_learning_rate),
-        ):
-            Adam(at(schedule, t, steps), t + 1, self.beta1, self.beta2).update_(x, gradient, m, v, alive)
-        keep_buffers(state.mean, info)
-        return state._replace(step=state.step + 1), info
-
-    def _gradients(
-        self, problem: Problem, state: ADVIDiagonalState, batches: Sequence[Batch], random: Random, t: int
+    def gradients(
+        self, problem: Problem, state: AdamNormalsState, batches: Sequence[Batch], random: Random, t: int
     ) -> tuple[Tree, Tree, Info]:
         """dL/dm and dL/dlog s over w N; a member's Info is finite where all of its draws are."""
         share = 1.0 / (problem.data_weight * problem.data_size)
@@ -172,23 +112,3 @@ class ADVIDiagonal(Algorithm):
             return *sums, infos[0]
         by_mean, by_log_std = (tree_map(lambda leaf: leaf.div_(self.draws), total) for total in sums)
         return by_mean, by_log_std, joined_draws(infos)
-
-    def watch(self, problem: Problem, state: ADVIDiagonalState) -> dict[str, float]:
-        return {"std": typical_std(tree_map(torch.exp, state.log_std))}
-
-    def point(self, state: ADVIDiagonalState) -> Tree:
-        return state.mean
-
-    def posterior(self, state: ADVIDiagonalState, shards: Posterior | None = None) -> Posterior:
-        stds = {**tree_map(torch.exp, state.log_std), **state.idle_std}
-        return diagonal_posterior(state.mean, stds, self.members)
-
-
-def joined_draws(infos: Sequence[Info]) -> Info:
-    """Those of the draws of a step as one: finite where all are, the buffers those after the first."""
-    return Info(
-        torch.stack([info.nll for info in infos]).mean(0),
-        torch.stack([info.gradient_norm for info in infos]).mean(0),
-        torch.stack([info.finite for info in infos]).all(0),
-        infos[0].buffers,
-    )

@@ -20,50 +20,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from posterity.errors import CompatibilityError
-from posterity.inference.adam import Adam
-from posterity.inference.advi import joined_draws
-from posterity.inference.algorithm import (
-    Algorithm,
-    Plan,
-    Start,
-    gaussian_prior,
-    keep_buffers,
-    stacked_start,
-    survivors,
-)
-from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
-from posterity.inference.schedule import Cosine, Schedule, at
-from posterity.inference.score_matching import check_positive, joined_info, start_stds
-from posterity.posterior.posterior import Posterior
+from posterity.inference.adam_normals import AdamNormals, AdamNormalsState, joined_draws
+from posterity.inference.algorithm import gaussian_prior
+from posterity.inference.gaussian import noisy
+from posterity.inference.score_matching import joined_info
 from posterity.problem.batches import Batch
-from posterity.problem.priors import Flat, Normal, Prior
 from posterity.problem.problem import Info, Problem, batch_rows
 from posterity.random import Random
 from posterity.tree import Tree, clone, member, stack, tree_map
 
-__all__ = ["FisherVI", "FisherVIState"]
-
-
-class FisherVIState(NamedTuple):
-    mean: Tree  # [members, ...], with the changed buffers
-    log_std: Tree  # [members, ...]
-    mean_first: Tree  # Adam's moments of dF/dm ...
-    mean_second: Tree
-    log_std_first: Tree  # ... and of dF/dlog s
-    log_std_second: Tree
-    idle_std: Tree  # [members, ...] of weights that no forward reaches: their prior's
-    step: Tensor  # () int64
-    steps: Tensor  # () int64
+__all__ = ["FisherVI"]
 
 
 @dataclass(frozen=True)
-class FisherVI(Algorithm):
+class FisherVI(AdamNormals):
     """The Fisher divergence to independent normals, by Hessian-vector products; a baseline.
 
     Args:
@@ -81,19 +56,6 @@ class FisherVI(Algorithm):
     """
 
     name: ClassVar[str] = "fisher-vi"
-    priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
-
-    draws: int = 1
-    learning_rate: Schedule = Cosine(1e-2)
-    std_learning_rate: Schedule = Cosine(1e-2)
-    init_std: float = 1e-2
-    snapshot_scale: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-
-    def __post_init__(self) -> None:
-        Algorithm.__post_init__(self)
-        check_positive(draws=self.draws, init_std=self.init_std, snapshot_scale=self.snapshot_scale)
 
     def check(self, problem: Problem, batch: Any) -> None:
         super().check(problem, batch)
@@ -107,18 +69,10 @@ class FisherVI(Algorithm):
                 f"FisherVI needs second derivatives, and the forward has none ({error}): use ScoreVI or ADVI"
             ) from error
 
-    def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> FisherVIState:
-        self.check_prior(problem)
-        mean, idle_std = prior_where_idle(problem, stacked_start(problem, start, self.members), self.init_std)
-        log_std = tree_map(Tensor.log_, start_stds(problem, start, mean, self.init_std, self.snapshot_scale))
-        zeros = tree_map(torch.zeros_like, log_std)
-        moments = zeros, clone(zeros), clone(zeros), clone(zeros)
-        return FisherVIState(mean, log_std, *moments, idle_std, torch.tensor(0), torch.tensor(plan.steps))
-
-    def step(
-        self, problem: Problem, state: FisherVIState, batches: Sequence[Batch], random: Random
-    ) -> tuple[FisherVIState, Info]:
-        t, steps = int(state.step), int(state.steps)
+    def gradients(
+        self, problem: Problem, state: AdamNormalsState, batches: Sequence[Batch], random: Random, t: int
+    ) -> tuple[Tree, Tree, Info]:
+        """dF/dm and dF/dlog s over (w N)^2."""
         share = 1.0 / (problem.data_weight * problem.data_size)
         by_mean = [tree_map(lambda leaf: torch.zeros_like(leaf[0]), state.log_std) for _ in batches]
         by_log_std = [clone(zeros) for zeros in by_mean]
@@ -135,29 +89,11 @@ class FisherVI(Algorithm):
                     inverse = torch.exp(-2.0 * state.log_std[name][k])
                     by_mean[k][name].add_(hr[name], alpha=1.0 / self.draws)
                     by_log_std[k][name].add_(shift * (r[name] * inverse * share + hr[name]), alpha=1.0 / self.draws)
-        info = joined_info([joined_draws(of_draws) for of_draws in infos])
-        alive = survivors(info)
-        for x, gradient, m, v, schedule in (
-            (state.mean, by_mean, state.mean_first, state.mean_second, self.learning_rate),
-            (state.log_std, by_log_std, state.log_std_first, state.log_std_second, self.std_learning_rate),
-        ):
-            Adam(at(schedule, t, steps), t + 1, self.beta1, self.beta2).update_(x, stack(gradient), m, v, alive)
-        keep_buffers(state.mean, info)
-        return state._replace(step=state.step + 1), info
-
-    def watch(self, problem: Problem, state: FisherVIState) -> dict[str, float]:
-        return {"std": typical_std(tree_map(torch.exp, state.log_std))}
-
-    def point(self, state: FisherVIState) -> Tree:
-        return state.mean
-
-    def posterior(self, state: FisherVIState, shards: Posterior | None = None) -> Posterior:
-        stds = {**tree_map(torch.exp, state.log_std), **state.idle_std}
-        return diagonal_posterior(state.mean, stds, self.members)
+        return stack(by_mean), stack(by_log_std), joined_info([joined_draws(of_draws) for of_draws in infos])
 
 
 def _residual(
-    problem: Problem, state: FisherVIState, theta: Tree, k: int, batch: Any, random: Random
+    problem: Problem, state: AdamNormalsState, theta: Tree, k: int, batch: Any, random: Random
 ) -> tuple[Tree, Tree, Info]:
     """r and H r of member k over w N and (w N)^2, at one draw of its weights; Info of the one member.
 
