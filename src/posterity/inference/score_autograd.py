@@ -25,7 +25,7 @@ from posterity.problem.problem import Info, Problem
 from posterity.random import Random
 from posterity.tree import Tree
 
-__all__ = ["Rows", "adam_steps", "beta_at", "check_temper", "clip_", "score_loss", "scored", "slope"]
+__all__ = ["Rows", "adam_steps", "beta_at", "check_temper", "clip_", "score_loss", "scored", "slope", "tempered"]
 
 GROUP = 2**26  # numbers of all weights' gradients that are held at once
 
@@ -47,6 +47,13 @@ def beta_at(share: float, start: float, step: int, steps: int) -> float:
     [0.01, 0.1, 1.0, 1.0]
     """
     return 1.0 if step >= share * steps else start ** (1.0 - step / (share * steps))
+
+
+def tempered(problem: Problem, share: float | None, start: float, step: int, steps: int) -> float:
+    """beta at a step; a share of None is half of the run on a bare density and nothing on a network."""
+    if share is None:
+        share = 0.5 if isinstance(problem, Density) else 0.0
+    return beta_at(share, start, step, steps)
 
 
 class Rows(NamedTuple):

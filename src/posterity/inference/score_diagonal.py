@@ -39,7 +39,14 @@ from posterity.inference.algorithm import (
 )
 from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
 from posterity.inference.schedule import Cosine, Schedule, at
-from posterity.inference.score_matching import alpha_at, check_positive, check_proximal, noise_limit, start_stds
+from posterity.inference.score_matching import (
+    alpha_at,
+    check_positive,
+    check_proximal,
+    noise_limit,
+    refresh_,
+    start_stds,
+)
 from posterity.posterior.posterior import Posterior
 from posterity.problem.batches import Batch
 from posterity.problem.densities import Density
@@ -158,10 +165,8 @@ class ScoreDiagonal(Algorithm):
         self, problem: Problem, state: ScoreDiagonalState, batches: Sequence[Batch], random: Random
     ) -> tuple[ScoreDiagonalState, Info]:
         t, steps = int(state.step), int(state.steps)
-        if state.old_std and t % self.lag == 0:
-            for name, std in state.std.items():
-                state.old_mean[name].copy_(state.mean[name])
-                state.old_std[name].copy_(std)
+        refresh_(state.old_mean, state.mean, self.lag, t)
+        refresh_(state.old_std, state.std, self.lag, t)
         thetas = noisy({**state.mean, **state.old_mean}, state.old_std or state.std, _as_it_is, random, t)
         _, gradient, info = gradients(problem, thetas, batches, random, t)
         moves = _Moves(

@@ -34,14 +34,22 @@ from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_autograd import (
     Rows,
     adam_steps,
-    beta_at,
     check_temper,
     clip_,
     score_loss,
     scored,
     slope,
+    tempered,
 )
-from posterity.inference.score_matching import alpha_at, check_positive, check_proximal, joined, joined_info, put_back_
+from posterity.inference.score_matching import (
+    alpha_at,
+    check_positive,
+    check_proximal,
+    joined,
+    joined_info,
+    put_back_,
+    refresh_,
+)
 from posterity.posterior.flow import (
     Flow,
     FlowShape,
@@ -211,9 +219,7 @@ class ScoreFlow(Algorithm):
         if not state.q:
             state = self._begun(problem, state, batches[0], random.fold("init"))
         t, names, shape = int(state.step), list(state.spread), self._shape(state.spread)
-        if state.old and t % self.lag == 0:
-            for name, leaf in state.old.items():
-                leaf.copy_(state.q[name])
+        refresh_(state.old, state.q, self.lag, t)
         infos = []
         for k, batch in enumerate(batches):
             center, spread = _placed(state, k)
@@ -233,8 +239,7 @@ class ScoreFlow(Algorithm):
         return state._replace(step=state.step + 1), info
 
     def _beta(self, problem: Problem, state: ScoreFlowState, t: int) -> float:
-        temper = (0.5 if isinstance(problem, Density) else 0.0) if self.temper is None else self.temper
-        return beta_at(temper, self.temper_start, t, int(state.steps))
+        return tempered(problem, self.temper, self.temper_start, t, int(state.steps))
 
     def _by_score(
         self, problem: Problem, state: ScoreFlowState, shape: FlowShape, frozen: Tree, x: Tensor, rows: Rows, k: int, t: int

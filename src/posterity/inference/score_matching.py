@@ -33,6 +33,7 @@ __all__ = [
     "noise_limit",
     "normal_rows",
     "put_back_",
+    "refresh_",
     "score_rows",
     "split",
     "start_stds",
@@ -64,6 +65,13 @@ def alpha_at(alpha: float, warmup: float, step: int, steps: int) -> float:
     [0.0, 0.4, 0.8, 0.8]
     """
     return alpha if step >= warmup * steps else alpha * step / (warmup * steps)
+
+
+def refresh_(old: Tree, now: Tree, lag: int, step: int) -> None:
+    """Write q over the q_t that is held (empty where none is), every `lag` steps."""
+    if step % lag == 0:
+        for name, leaf in old.items():
+            leaf.copy_(now[name])
 
 
 def noise_limit(problem: Problem, rows: int, most: float) -> float:

@@ -32,12 +32,12 @@ from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_autograd import (
     Rows,
     adam_steps,
-    beta_at,
     check_temper,
     clip_,
     score_loss,
     scored,
     slope,
+    tempered,
 )
 from posterity.inference.score_matching import (
     alpha_at,
@@ -47,6 +47,7 @@ from posterity.inference.score_matching import (
     joined_info,
     normal_rows,
     put_back_,
+    refresh_,
     start_stds,
     varied,
 )
@@ -198,9 +199,7 @@ class ScoreMixture(Algorithm):
     ) -> tuple[ScoreMixtureState, Info]:
         t = int(state.step)
         names = varied(state.theta, state.idle_std)
-        if state.old and t % self.lag == 0:
-            for name, leaf in state.old.items():
-                leaf.copy_(state.q[name])
+        refresh_(state.old, state.q, self.lag, t)
         infos = []
         for k, batch in enumerate(batches):
             frozen = member(state.old, k) if state.old else clone(member(state.q, k))
@@ -220,8 +219,7 @@ class ScoreMixture(Algorithm):
     ) -> Info:  # fmt: skip
         """Move member k's q in place; the Info of its step, not finite where nothing was moved."""
         steps = int(state.steps)
-        temper = (0.5 if isinstance(problem, Density) else 0.0) if self.temper is None else self.temper
-        beta = beta_at(temper, self.temper_start, t, steps)
+        beta = tempered(problem, self.temper, self.temper_start, t, steps)
         share = frozen["logits"].softmax(-1).repeat_interleave(self.each) / self.each
         alpha = alpha_at(self.alpha, self.alpha_warmup, t, steps)
         proximal = alpha > 0 and (self.lag > 1 or self.inner_steps > 1)
