@@ -23,6 +23,8 @@ __all__ = [
     "first",
     "member",
     "pick",
+    "rows",
+    "split",
     "squared_norms",
     "stack",
     "tree_map",
@@ -78,6 +80,23 @@ def pick(tree: Mapping[str, Tensor], prefix: str) -> Tree:
 def stack(trees: Sequence[Mapping[str, Tensor]]) -> Tree:
     """K trees of one shape as one tree with a leading axis K."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def rows(tree: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """[K, d] the named tensors of K members, each member's flattened one after the other: a copy."""
+    return torch.cat([tree[name].reshape(tree[name].shape[0], -1) for name in names], dim=1)
+
+
+def split(flat: Tensor, like: Mapping[str, Tensor], names: Sequence[str]) -> Tree:
+    """The inverse of `rows` for [..., d]: leaves [..., *shape] of the members in `like`, views of `flat` where they can be.
+
+    >>> tree = {"w": torch.ones(2, 3, 5), "b": torch.zeros(2, 7)}
+    >>> flat = rows(tree, ["w", "b"])
+    >>> flat.shape, split(flat, tree, ["w", "b"])["w"].equal(tree["w"])
+    (torch.Size([2, 22]), True)
+    """
+    parts = flat.split([like[name][0].numel() for name in names], dim=-1)
+    return {name: part.reshape(*flat.shape[:-1], *like[name].shape[1:]) for name, part in zip(names, parts)}
 
 
 def member(tree: Mapping[str, Tensor], index: int) -> Tree:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from posterity.inference.adam import Adam
-from posterity.inference.score_matching import score_rows, split
+from posterity.inference.score_matching import score_rows
 from posterity.problem.densities import Density
 from posterity.problem.problem import Info, Problem
 from posterity.random import Random
-from posterity.tree import Tree
+from posterity.tree import Tree, split
 
 __all__ = ["Rows", "adam_steps", "beta_at", "check_temper", "clip_", "score_loss", "scored", "slope", "tempered"]
 

@@ -39,7 +39,6 @@ from posterity.inference.score_matching import (
     normal_rows,
     put_back_,
     score_rows,
-    split,
     start_stds,
     varied,
 )
@@ -51,7 +50,7 @@ from posterity.problem.densities import Density
 from posterity.problem.priors import Flat, Normal, Prior
 from posterity.problem.problem import Info, Problem, batch_rows
 from posterity.random import Random
-from posterity.tree import Tree, clone, member
+from posterity.tree import Tree, clone, member, split
 
 __all__ = ["LowRankMoves", "ScoreLowRank", "ScoreLowRankState", "low_rank_step"]
 

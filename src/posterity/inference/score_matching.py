@@ -22,7 +22,7 @@ from posterity.inference.algorithm import Start, gaussian_prior, varying
 from posterity.problem.problem import Info, Problem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
-from posterity.tree import BUFFER, Tree, weights
+from posterity.tree import BUFFER, Tree, split, weights
 
 __all__ = [
     "alpha_at",
@@ -35,7 +35,6 @@ __all__ = [
     "put_back_",
     "refresh_",
     "score_rows",
-    "split",
     "start_stds",
     "varied",
 ]
@@ -120,12 +119,6 @@ def varied(mean: Tree, idle: Tree) -> list[str]:
 def joined(tree: Mapping[str, Tensor], names: Sequence[str], k: int) -> Tensor:
     """[d] the named tensors of member k, flattened, one after the other."""
     return torch.cat([tree[name][k].reshape(-1) for name in names])
-
-
-def split(flat: Tensor, like: Mapping[str, Tensor], names: Sequence[str]) -> Tree:
-    """The inverse of `joined` for [..., d]: leaves [..., *shape] of the members in `like`."""
-    parts = flat.split([like[name][0].numel() for name in names], dim=-1)
-    return {name: part.reshape(*flat.shape[:-1], *like[name].shape[1:]) for name, part in zip(names, parts)}
 
 
 def put_back_(tree: Mapping[str, Tensor], names: Sequence[str], k: int, flat: Tensor) -> None:
