@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import PriorError
+from posterity.errors import CompatibilityError, PriorError
 from posterity.posterior.posterior import Posterior
 from posterity.problem.priors import Flat, Normal, Prior
 from posterity.problem.problem import Info, Problem
@@ -34,6 +34,7 @@ __all__ = [
     "gaussian_prior",
     "gradients",
     "keep_buffers",
+    "optimizer_statistics",
     "potentials",
     "stacked_start",
     "survivors",
@@ -76,6 +77,10 @@ class Algorithm(ABC):
         """The algorithms to run one after the other, each from the last one's snapshots."""
         return [(self, plan)]
 
+    def stages_from_start(self, plan: Plan) -> list[tuple[Algorithm, Plan]]:
+        """The same for a fit that is given `start=`: without the stage that would train it."""
+        return self.stages(plan)
+
     def check(self, problem: Problem, batch: Any) -> None:
         """Raise where this algorithm cannot work on the problem; asked with a first batch, before any stage is run."""
         self.check_prior(problem)
@@ -103,6 +108,10 @@ class Algorithm(ABC):
     def watch(self, problem: Problem, state: Any) -> dict[str, float]:
         """Numbers worth an epoch's line in the history (a KL, a typical std); too dear for every step."""
         return {}
+
+    def told(self, state: Any) -> str | None:
+        """A line for the person who waits, after the first step."""
+        return None
 
     def snapshots(self, state: Any) -> list[Tree | Snapshot]:
         """Where the next stage starts, one per member."""
@@ -147,6 +156,22 @@ def stacked_start(problem: Problem, start: Start, members: int) -> Tree:
     if members == 1:
         return {name: leaf.unsqueeze(0) for name, leaf in clone(trees[0]).items()}
     return stack(trees)
+
+
+def optimizer_statistics(start: Start, members: int, what: str) -> list[Snapshot]:
+    """The start as one `Snapshot` per member.
+
+    Raises:
+        CompatibilityError: weights without the optimizer's statistics, which `what` needs.
+    """
+    given = list(start) if isinstance(start, Sequence) and not isinstance(start, Snapshot) else [start] * members
+    found = [one for one in given if isinstance(one, Snapshot)]
+    if len(found) < len(given):
+        raise CompatibilityError(
+            f"{what} needs the optimizer's statistics, and start= brings bare weights: start from a fit that keeps "
+            "snapshots (MAP, DeepEnsemble, or their run folder), or use mass='identity' and noise_correction=False"
+        )
+    return found
 
 
 def gradients(

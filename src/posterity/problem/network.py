@@ -219,6 +219,18 @@ class Network:
                 for m, flag in zip(self._modules, flags):
                     object.__setattr__(m, "training", flag)
 
+    def evaluate(self) -> list[str]:
+        """Train in evaluation mode from now on; the names of the dropouts that this silences."""
+        named = [(name, m) for (name, m), flag in zip(self.module.named_modules(), self._train_flags) if flag]
+        silenced = [name for name, m in named if _drop_rate(m) > 0.0]
+        # cuDNN differentiates recurrent layers in training mode only
+        kept = {m for _, m in named if isinstance(m, nn.RNNBase) and m.dropout == 0.0}
+        self._train_flags = [m in kept for m in self._modules]
+        if self._mode is True:
+            for m, flag in zip(self._modules, self._train_flags):
+                object.__setattr__(m, "training", flag)
+        return silenced
+
     def running_statistics_in_training(self) -> bool:
         """Whether a batch of one row cannot be trained on: a batch normalisation uses the batch's own statistics."""
         flags = zip(self._modules, self._train_flags)
@@ -237,6 +249,12 @@ class _Around(nn.Module):
 
     def forward(self, finish: Callable[[Any], Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         return finish(self.module(*args, **kwargs))
+
+
+def _drop_rate(module: nn.Module) -> float:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p
+    return module.dropout if isinstance(module, nn.RNNBase | nn.MultiheadAttention) else 0.0
 
 
 def _version(tensor: Tensor) -> int | None:

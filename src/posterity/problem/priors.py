@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import PriorError
+from posterity.random import Random
 from posterity.tree import LIKELIHOOD, Tree, weights
 
 __all__ = ["Flat", "Laplace", "Normal", "Prior", "ScaleMixture", "prior_from", "prior_from_json"]
@@ -47,6 +48,10 @@ class Prior(ABC):
         """The gradient of `log_density`, for trees with or without a leading member axis."""
 
     @abstractmethod
+    def draw(self, name: str, like: Tensor, random: Random) -> Tensor:
+        """One draw of a tensor shaped like `like`."""
+
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The hyperparameters; given centres are stored with the run, not here."""
 
@@ -65,6 +70,9 @@ class Flat(Prior):
 
     def gradient(self, theta: Tree) -> Tree:
         return {name: torch.zeros_like(leaf) for name, leaf in weights(theta).items()}
+
+    def draw(self, name: str, like: Tensor, random: Random) -> Tensor:
+        raise PriorError("a flat prior has no draws")
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name}
@@ -159,6 +167,9 @@ class Normal(_Located):
             out[name] = deviation * -self.precision(name)
         return out
 
+    def draw(self, name: str, like: Tensor, random: Random) -> Tensor:
+        return random.normal(tuple(like.shape), like=like).mul_(self.stds[name]).add_(self._center(name))
+
     def kl(self, name: str, mean: Tensor, std: Tensor) -> Tensor:
         """() KL( N(mean, std^2) || this ) of one tensor, in nats: sum of log(p/s) + (s^2 + d^2)/(2 p^2) - 1/2."""
         p = self.stds[name]
@@ -210,6 +221,13 @@ class Laplace(_Located):
             name: -leaf if name.startswith(LIKELIHOOD) else -(leaf - self.centers.get(name, 0.0)).sign() / self.scale
             for name, leaf in weights(theta).items()
         }
+
+    def draw(self, name: str, like: Tensor, random: Random) -> Tensor:
+        if name.startswith(LIKELIHOOD):
+            return random.normal(tuple(like.shape), like=like)
+        size = torch.empty_like(like).exponential_(generator=random.fold("size").generator(like.device))
+        sign = random.fold("sign").normal(tuple(like.shape), like=like).sign_()
+        return size.mul_(sign).mul_(self.scale).add_(self.centers.get(name, 0.0))
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "scale": self.scale, "center": _center_json(self.center)}
@@ -268,6 +286,13 @@ class ScaleMixture(_Located):
                 share = torch.sigmoid(one - two)
                 out[name] = -deviation * (share / self.std1**2 + (1 - share) / self.std2**2)
         return out
+
+    def draw(self, name: str, like: Tensor, random: Random) -> Tensor:
+        z = random.fold("z").normal(tuple(like.shape), like=like)
+        if name.startswith(LIKELIHOOD):
+            return z
+        which = torch.empty_like(like).uniform_(generator=random.fold("which").generator(like.device))
+        return z.mul_(torch.where(which < self.pi, self.std1, self.std2)).add_(self.centers.get(name, 0.0))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +21,18 @@ from torch import Tensor, nn
 from posterity.errors import CompatibilityError, DataError
 from posterity.problem.batches import Batch, Reader, to_device
 from posterity.problem.carrier import leaves, rebuild
+from posterity.problem.info import Info
 from posterity.problem.likelihoods import Likelihood, likelihood_from
 from posterity.problem.network import Network
 from posterity.problem.noise import ForwardNoise
 from posterity.problem.priors import Prior, prior_from
+from posterity.problem.side_by_side import SideBySide
 from posterity.random import Random
 from posterity.tree import BUFFER, LIKELIHOOD, Tree, clone, pick, weights
 
 __all__ = ["Info", "NetworkProblem", "Problem", "batch_rows", "stacked_nlls"]
 
 Result = TypeVar("Result")
-
-
-class Info(NamedTuple):
-    """What a person wants to watch of one step, per member."""
-
-    nll: Tensor  # [members] mean negative log-likelihood of the batch, nats per row
-    gradient_norm: Tensor  # [members] before clipping
-    finite: Tensor  # [members] bool: the loss and its gradient are finite
-    buffers: Tree  # [members, ...] new values of the buffers that the forward changed
-    extra: dict[str, Tensor] = {}  # an algorithm's own numbers, () or [members]  # noqa: RUF012
 
 
 class Problem(Protocol):
@@ -117,10 +110,12 @@ class NetworkProblem:
         reader: how raw batches are read.
         precision: "float32" or "bf16" (autocast of the forward; weights, gradients and posterior stay float32).
         clip: largest Euclidean norm of the gradient of the mean loss, or None. Clipping biases samplers.
+        side_by_side: how several members are evaluated: "auto", "flat" (perceptrons), "vmap" or "loop". They agree to
+            rounding; "auto" takes the fastest that the network allows.
 
     Raises:
         DataError: N or w out of range.
-        CompatibilityError: nothing to infer, an unknown precision.
+        CompatibilityError: nothing to infer, an unknown precision or way side by side.
     """
 
     def __init__(
@@ -134,6 +129,7 @@ class NetworkProblem:
         reader: Reader | None = None,
         precision: str = "float32",
         clip: float | None = None,
+        side_by_side: str = "auto",
     ) -> None:
         if data_size < 1:
             raise DataError(f"data_size must be at least 1 row, got {data_size}")
@@ -151,6 +147,7 @@ class NetworkProblem:
         self.precision = precision
         self.clip = clip
         self._noise = ForwardNoise()
+        self._side_by_side = SideBySide(self, side_by_side)
         self.idle: frozenset[str] = frozenset()
         self.prior = prior_from(prior).bind(self.start())
 
@@ -241,9 +238,12 @@ class NetworkProblem:
         kept = {BUFFER + name: value.unsqueeze(0) for name, value in buffers.items()}
         return total.float(), rebuild(gradient), Info(total.float()[None], norm[None], finite[None], kept)
 
-    def _gradient(self, loss: Tensor, plain: Tree) -> Tree:
-        """The gradient by every leaf, zeros where the loss does not reach; each in memory of its own, to be written over."""
-        found = torch.autograd.grad(loss, list(plain.values()), allow_unused=True)
+    def _gradient(self, loss: Tensor, plain: Tree, share: Tensor | None = None) -> Tree:
+        """The gradient by every leaf, zeros where the loss does not reach; each in memory of its own, to be written over.
+
+        Of the sum of `loss` times `share`, where that is given.
+        """
+        found = torch.autograd.grad(loss, list(plain.values()), share, allow_unused=True)
         gradient, memory = {}, set()
         for (name, leaf), one in zip(plain.items(), found):
             if one is None:
@@ -260,7 +260,8 @@ class NetworkProblem:
         return gradient
 
     def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
-        return stacked_nlls(self, thetas, batches, randoms)
+        loop = partial(stacked_nlls, self, thetas, batches, randoms)
+        return self._side_by_side.nlls(thetas, batches, loop)
 
     def outputs(self, theta: Tree, inputs: Any, random: Random | None = None, train: bool = False) -> Any:
         if isinstance(inputs, Batch):
@@ -296,6 +297,8 @@ class NetworkProblem:
         device = self.network.device
         if batch.rows == 0:
             raise DataError("a batch has no rows")
+        if batch.weight is None and isinstance(batch.inputs, Tensor) and batch.inputs.device == device:
+            return batch  # as in most steps
         weight = None if batch.weight is None else batch.weight.to(device)
         return batch._replace(inputs=to_device(batch.inputs, device), weight=weight)
 

@@ -66,6 +66,7 @@ def fit(
     device: torch.device | str | None = None,
     precision: str = "float32",
     clip: float | None = None,
+    side_by_side: str = "auto",
     accumulation: int = 1,
     patience: int | None = None,
     max_failures: int = 10,
@@ -100,6 +101,8 @@ def fit(
         device: where to compute; where the network is unless given.
         precision: "float32" or "bf16" (autocast of the forward only).
         clip: largest norm of the mean loss's gradient.
+        side_by_side: how the members of an ensemble, or chains, are evaluated: "flat" (perceptrons: one product per layer),
+            "vmap", "loop" (one after the other), or "auto", the fastest that the network allows. They agree to rounding.
         accumulation: batches per step; their rows count as one batch.
         patience: stop after so many epochs without a better validation NLL.
         max_failures: non-finite steps in a row that end the fit; fewer are skipped and counted.
@@ -149,7 +152,7 @@ def fit(
     found = survey(training, weighted, data_size, random.fold("survey"), least)
     problem = NetworkProblem(
         net, found.likelihood, prior, data_size=found.data_size, data_weight=data_weight,
-        reader=reader, precision=precision, clip=clip,
+        reader=reader, precision=precision, clip=clip, side_by_side=side_by_side,
     )  # fmt: skip
     problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
     if held_out is not None:
@@ -158,7 +161,8 @@ def fit(
     per_epoch = -(-found.batches // accumulation)
     whole = 10 if epochs is None and steps is None else epochs
     plan = Plan(found.batch_size * accumulation, steps or per_epoch * (whole or 1), per_epoch)
-    for algorithm, _ in method.stages(plan):
+    stages = method.stages(plan) if start is None else method.stages_from_start(plan)
+    for algorithm, _ in stages:
         algorithm.check(problem, found.first)
     settings = _settings(problem, method, plan, whole, steps, seed, accumulation, patience)
     if resume and folder is not None and (finished := _finished(folder, module, settings, output, device)):
@@ -167,7 +171,7 @@ def fit(
     run = _Run(problem, training, held_out, random, folder, settings, callbacks)
     with watching(progress) as watch:
         watch.say(_headline(problem, method, found))
-        posterior, history, snapshots, writer = run.stages(method, plan, budget, start, builder, resume, watch)
+        posterior, history, snapshots, writer = run.stages(stages, plan, budget, start, builder, resume, watch)
     model = BayesianModel(problem, posterior, settings=settings, history=history, snapshots=snapshots)
     if folder is not None:
         model.save(folder, shards=None if writer is None else writer.close())
@@ -186,9 +190,15 @@ class _Run:
         self.folder, self.settings, self.callbacks = folder, settings, callbacks
 
     def stages(
-        self, method: Algorithm, plan: Plan, budget: Budget, start: Any, builder: Any, resume: bool, watch: Watch
+        self,
+        stages: list[tuple[Algorithm, Plan]],
+        plan: Plan,
+        budget: Budget,
+        start: Any,
+        builder: Any,
+        resume: bool,
+        watch: Watch,
     ) -> tuple[Posterior, History, list[Snapshot], ShardWriter | None]:
-        stages = method.stages(plan)
         saved = self._checkpoint() if resume else None
         position = saved[1] if saved else Position(replaces=_manifest_hash(self.folder))
         given = member_starts(self.problem, stages[0][0], start, builder, self.random.fold("starts"))
@@ -205,7 +215,7 @@ class _Run:
             state = algorithm.init(self.problem, starts, stream.fold("init"), own_plan)
             if saved is not None:
                 state, saved = restore(state, saved[0]), None
-            own_budget = budget if index == 0 else _fixed(budget, own_plan)
+            own_budget = budget if own_plan is plan else _fixed(budget, own_plan)
             if algorithm.emit(state) is not None or type(algorithm).emit is not Algorithm.emit:
                 writer = ShardWriter(self.folder or tempfile.mkdtemp(), resume_from=position.draws)
             state, history = run_stage(
@@ -235,8 +245,8 @@ class _Run:
 
 
 def _fixed(budget: Budget, plan: Plan) -> Budget:
-    """A later stage runs its own number of epochs."""
-    return dataclasses.replace(budget, epochs=max(1, plan.steps // plan.steps_per_epoch), patience=None)
+    """A stage with a plan of its own runs that many steps; one pass over the data where they are an epoch's."""
+    return dataclasses.replace(budget, epochs=1 if plan.steps == plan.steps_per_epoch else None, patience=None)
 
 
 def _module(network: Any, random: Random) -> tuple[Callable[[], nn.Module] | None, nn.Module]:

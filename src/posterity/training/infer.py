@@ -54,12 +54,15 @@ def infer(
     method.check(density, None)
     starts: Start = density.starts(method.members, method.member_init, random) if start is None else start
     emitted: list[Tree] = []
-    for index, (stage, plan) in enumerate(method.stages(Plan(1, steps, steps))):
+    whole = Plan(1, steps, steps)
+    stages = method.stages(whole) if start is None else method.stages_from_start(whole)
+    for index, (stage, plan) in enumerate(stages):
         stream, failures = random.fold(f"stage {index}"), 0
         state = stage.init(density, starts, stream.fold("init"), plan)
         for t in range(plan.steps):
             state, info = stage.step(density, state, [None] * stage.members, stream)
-            failures = 0 if bool(info.finite.all()) else failures + 1
+            fine = info.finite if info.lost is None else info.finite | info.lost
+            failures = 0 if bool(fine.all()) else failures + 1
             if failures >= max_failures:
                 raise NonFiniteError(
                     f"{stage.name}: the density or its gradient was not finite in {failures} steps in a row, the last of "

@@ -146,6 +146,8 @@ def run_stage(
                 if (emitted := algorithm.emit(state)) is not None and writer is not None:
                     writer.extend(emitted)
                 position.step += 1
+                if position.step == 1 and (line := algorithm.told(state)):
+                    watch.say(line)
                 watch.step(position.step, epoch=position.epoch + 1, nll=_nll(info), skipped=position.skipped)
                 if budget.epochs is None and position.step >= plan.steps:
                     break
@@ -204,7 +206,7 @@ def _nll(info: Info) -> float:
 
 
 def _account(position: Position, info: Info, batches: Sequence[Any], budget: Budget) -> None:
-    finite = info.finite.tolist()
+    finite = (info.finite if info.lost is None else info.finite | info.lost.to(info.finite)).tolist()
     position.failures = [0 if fine else count + 1 for fine, count in zip(finite, position.failures)]
     if not all(finite):
         position.skipped += 1
@@ -214,7 +216,7 @@ def _account(position: Position, info: Info, batches: Sequence[Any], budget: Bud
                 f"the loss or its gradient was not finite {worst} steps in a row (member {k}, epoch {position.epoch}, "
                 f"batch {position.consumed[k] - 1}): lower the learning rate, clip the gradient, or scale the inputs"
             )
-    if any(finite):
+    if bool(info.finite.any()):
         _add(position.sums, "nll", _nll(info))
         _add(position.sums, "gradient_norm", float(info.gradient_norm[info.finite].mean()))
         for name, value in info.extra.items():
