@@ -19,6 +19,7 @@ from posterity.errors import (
     ShapeError,
     StorageError,
 )
+from posterity.evaluation.chains import ChainDiagnostics, chain_diagnostics
 from posterity.evaluation.diagnosis import diagnose
 from posterity.evaluation.evaluate import compare, evaluate
 from posterity.evaluation.evaluation import Evaluation
@@ -31,9 +32,13 @@ from posterity.inference.gsm import GSM
 from posterity.inference.ivon import IVON
 from posterity.inference.laplace import LastLayerLaplace
 from posterity.inference.map import MAP
+from posterity.inference.mass import Mass
 from posterity.inference.mean_field import MeanFieldVI
+from posterity.inference.optimizer_laplace import OptimizerLaplace
 from posterity.inference.schedule import Cosine
 from posterity.inference.score import ScoreVI
+from posterity.inference.sghmc import SGHMC
+from posterity.inference.sgld import SGLD
 from posterity.model import BayesianModel, load
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.predictive import Predictive
@@ -55,6 +60,7 @@ from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
 from posterity.training.fit import fit
 from posterity.training.infer import infer
+from posterity.training.scale import pick_scale
 
 try:
     __version__ = version("posterity")
@@ -66,11 +72,14 @@ __all__ = [
     "GSM",
     "IVON",
     "MAP",
+    "SGHMC",
+    "SGLD",
     "Algorithm",
     "BaM",
     "BayesianModel",
     "Bernoulli",
     "Categorical",
+    "ChainDiagnostics",
     "CompatibilityError",
     "Cosine",
     "DataError",
@@ -85,11 +94,13 @@ __all__ = [
     "Laplace",
     "LastLayerLaplace",
     "Likelihood",
+    "Mass",
     "MeanFieldVI",
     "Multilabel",
     "NetworkProblem",
     "NonFiniteError",
     "Normal",
+    "OptimizerLaplace",
     "Plan",
     "Poisson",
     "Posterior",
@@ -107,10 +118,12 @@ __all__ = [
     "StorageError",
     "StudentT",
     "Tokens",
+    "chain_diagnostics",
     "compare",
     "diagnose",
     "evaluate",
     "fit",
     "infer",
     "load",
+    "pick_scale",
 ]

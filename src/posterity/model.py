@@ -17,7 +17,7 @@ from posterity.history import History
 from posterity.posterior.draws import Streamed
 from posterity.posterior.files import FileRecord, strict_json
 from posterity.posterior.posterior import Posterior, posterior_from
-from posterity.posterior.shards import ShardWriter, load_draws
+from posterity.posterior.shards import ShardWriter
 from posterity.posterior.storage import load_json, load_manifest, load_tree, records, save_run
 from posterity.prediction.draws import batches_of, predict_blocks, recorded_outputs
 from posterity.prediction.predictive import Predictive, concat
@@ -189,7 +189,7 @@ class BayesianModel:
         """
         if shards is None and isinstance(self.posterior, Streamed):
             writer = ShardWriter(folder)
-            for draw in self.posterior.reader:
+            for draw in self.posterior.stored():
                 writer.append(draw)
             shards = writer.close()
         trees: dict[str, Tree] = {"posterior": self.posterior.tensors(), "network": self.problem.network.constants}
@@ -241,10 +241,10 @@ def load(
         clip=manifest["clip"],
     )  # fmt: skip
     kind = manifest["posterior"]["kind"]
-    if kind == Streamed.kind:
-        posterior: Posterior = Streamed(load_draws(folder, device=net.device))
-    else:
-        posterior = posterior_from(kind, load_tree(folder, "posterior", net.device), manifest["posterior"]["meta"])
+    where = {"folder": folder, "device": net.device}  # of draws that are read as they are asked for
+    posterior = posterior_from(
+        kind, load_tree(folder, "posterior", net.device), {**manifest["posterior"]["meta"], **where}
+    )
     changing = frozenset(n.removeprefix(BUFFER) for n in next(posterior.draws(1, Random(0))) if n.startswith(BUFFER))
     net.changing, net.probed = changing, True
     problem.idle = frozenset(manifest["idle"])

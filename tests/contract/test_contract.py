@@ -24,12 +24,18 @@ LAPLACE: dict[str, Any] = {
 # is off by 8 % of a std. The bias of the step, 1 / (1 - h P / 2) in variances where P is 25: 11 % in stds.
 LANGEVIN: dict[str, Any] = {"steps": 800, "tolerance": 0.16}
 
+# Chains that remember some 60 of their 1000 steps: 50 copies are 50 * 1000 / 60 = 800 independent draws, whose mean is off
+# by 4 % of a std.
+HAMILTON: dict[str, Any] = {"steps": 400, "tolerance": 0.16}
+
 # Its residual does not vanish on a correlated target, so that its noise has to be averaged for longer: off by 0.05.
 SCORE: dict[str, Any] = {"steps": 1500, "spread": "diagonal", "tolerance": 0.08}
 # One normal over all weights is exact: what is left is how far 800 steps come, and the drawing, as above.
 JOINT: dict[str, Any] = {"steps": 800, "tolerance": 0.06}
 
 FAST = po.Cosine(0.2)
+# 12 steps: an epoch of 23 rows in twos
+SHORT: dict[str, Any] = {"members": 1, "warmup": 4, "draws_per_chain": 4, "thin": 2, "frozen_statistics": True}
 WHITENED: dict[str, Any] = {
     "update": "whitened", "learning_rate": po.Cosine(0.1), "std_learning_rate": po.Cosine(0.1), "init_std": 0.3,
 }  # fmt: skip
@@ -104,6 +110,49 @@ CASES = {
         po.LastLayerLaplace(structure="kronecker", base=po.MAP(learning_rate=FAST)),
         **LAPLACE,
     ),
+    "sghmc": Case(
+        po.SGHMC(**SHORT),
+        po.SGHMC(
+            mass="identity", noise_correction=False, members=1, warmup=300, draws_per_chain=200, thin=5, friction=0.1
+        ),
+        **HAMILTON,
+    ),
+    "sghmc-euler-adaptive": Case(
+        po.SGHMC(mass="adaptive", integrator="euler", **SHORT),
+        po.SGHMC(
+            mass="adaptive",
+            integrator="euler",
+            noise_correction=False,
+            members=1,
+            warmup=300,
+            draws_per_chain=200,
+            thin=5,
+            friction=0.1,
+            step_size=0.1,
+        ),
+        **HAMILTON,
+    ),
+    "sgld": Case(
+        po.SGLD(mass=po.Mass("gradient", layer_wise=True), **SHORT),
+        po.SGLD(
+            mass="identity",
+            noise_correction=False,
+            members=1,
+            warmup=150,
+            draws_per_chain=650,
+            thin=1,
+            step_size=0.015,
+            ensemble=po.MAP(learning_rate=FAST),
+        ),
+        **LANGEVIN,
+    ),
+    "optimizer-laplace": Case(
+        po.OptimizerLaplace(),
+        skip={
+            **dict.fromkeys(KNOWN, "its std is the optimizer's: the noise of batches, not curvature"),
+            "same_rows_same_posterior": "B nu is the Fisher information of rows drawn at random: it feels how they are dealt",
+        },
+    ),
     "toy-sgld": Case(SGLD(), SGLD(step_size=0.015, burn_in=150), **LANGEVIN),
 }
 
@@ -111,6 +160,7 @@ CASES = {
 SLOW = {("advi-full", check) for check in KNOWN} | {("score-vi-mixture", "conjugate_regression")}
 
 
+@pytest.mark.filterwarnings("ignore:the chains run without the dropout")
 @pytest.mark.parametrize(
     ("case", "check"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from posterity.errors import DataError
 from posterity.evaluation.calibration import reliability
@@ -19,8 +20,9 @@ from posterity.evaluation.metric import mean_interval
 from posterity.evaluation.metrics import MEASURES
 from posterity.evaluation.rows import Rows, suffix
 from posterity.evaluation.selective import answered_table
+from posterity.problem.data import take
 
-__all__ = ["Detail", "Show", "classification_details", "regression_details"]
+__all__ = ["Detail", "Show", "classification_details", "regression_details", "shown_by"]
 
 Detail = dict[str, list[Any]]
 Show = Callable[[int], Any]  # row -> a picture [h, w] or [h, w, 3] or [channels, h, w], a text, or both
@@ -71,6 +73,17 @@ def regression_details(rows: Rows, levels: Sequence[float], show: Show | None = 
     details["bands"] = _picked(rows, spaced, ("row", "target", "mean", "lower", "upper"))
     details["extremes"] = _narrow_rows(rows, show)
     return details
+
+
+def shown_by(show: Any, data: Any) -> Show | None:
+    """What a row looks like, from `show=` of `evaluate`; inputs that are pictures show themselves."""
+    if show is not None:
+        return show if callable(show) else lambda row: take(show, row)
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data, DataLoader | Dataset):
+        inputs = data[0]
+        if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
+            return lambda row: inputs[row]
+    return None
 
 
 def _intervals(rows: Rows, levels: Sequence[float]) -> Detail:

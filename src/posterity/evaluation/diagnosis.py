@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from posterity.evaluation.chain_findings import chain_findings
+from posterity.evaluation.chains import chain_diagnostics
 from posterity.evaluation.finding import Finding
 from posterity.evaluation.metric import mean_interval
 from posterity.model import BayesianModel
+from posterity.posterior.chains import Chains
 from posterity.posterior.diagonal import Diagonal
 from posterity.problem.data import as_inputs, take
 from posterity.problem.likelihoods import Gaussian
@@ -43,7 +46,7 @@ def diagnose(
     """What a fitted model's uncertainty suffers from, on labelled rows that it was not trained on.
 
     Checks: spread of the epistemic std, noise, N and its weight, posterior against prior, draws against the mean,
-    calibration of intervals, history of the fit, memory.
+    calibration of intervals, history of the fit, memory; of chains also lost ones, temperature, R-hat and noise.
 
     Args:
         model: what `fit` returned.
@@ -58,6 +61,8 @@ def diagnose(
     inputs, targets = take(inputs, slice(0, rows)), targets[:rows]
     seen = _Seen(model, inputs, targets, model.predict(inputs, draws=draws))
     findings = [_spread(seen), _noise(seen), _size(seen, data_size), _against_prior(seen), _draws_and_mean(seen)]
+    if isinstance(model.posterior, Chains):
+        findings += chain_findings(chain_diagnostics(model, (inputs, targets)))
     return [*findings, _history(seen), _memory(seen)]
 
 

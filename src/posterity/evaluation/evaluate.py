@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import RandomSampler
 
 from posterity.errors import CompatibilityError, DataError
-from posterity.evaluation.details import Show, classification_details, regression_details
+from posterity.evaluation.chain_findings import chain_details
+from posterity.evaluation.details import Show, classification_details, regression_details, shown_by
 from posterity.evaluation.evaluation import Evaluation, Row
 from posterity.evaluation.groups import as_groups, group_table
 from posterity.evaluation.measured import Measured, differences
@@ -20,7 +20,6 @@ from posterity.evaluation.predictions import as_predictive, is_predictions
 from posterity.evaluation.rows import LEVELS, Rows
 from posterity.evaluation.threshold import best_threshold, effective_reliability
 from posterity.model import BayesianModel, versions
-from posterity.problem.data import take
 
 __all__ = ["compare", "evaluate"]
 
@@ -47,7 +46,8 @@ def evaluate(
 
     Classification: see `classification_metrics`; with `validation` also effective_reliability_1 and _10, whose threshold
     is picked there; with foreign sets `detection_metrics`. Regression: `regression_metrics`, in units of the target. Only
-    a few numbers per row are kept, whatever the number of classes, draws or rows.
+    a few numbers per row are kept, whatever the number of classes, draws or rows. Chains are diagnosed on the first 2000
+    rows, in the details.
 
         po.evaluate(model, (x, y))                                  a fitted model
         po.evaluate(probs, y)                                       probabilities [rows, classes] or [draws, rows, classes]
@@ -80,7 +80,7 @@ def evaluate(
         batch_size=batch_size,
     )  # fmt: skip
     measured = list(_measure(model, method, via, asked))
-    return Evaluation([_row(each, asked) for each in measured], _settings({measured[0].method: model}))
+    return Evaluation([_row(each, asked, model) for each in measured], _settings({measured[0].method: model}))
 
 
 def compare(
@@ -125,7 +125,7 @@ def compare(
             asked = replace(shared, ood=dict(foreign or {}))
             told.setdefault(name, model)
             for each in _measure(model, name, ways, asked):
-                row = _row(each, asked, details and index == 0)
+                row = _row(each, asked, model, details and index == 0)
                 if several:
                     row["seed"] = int(model.settings.get("seed", index)) if isinstance(model, BayesianModel) else index
                 rows.append(row)
@@ -164,7 +164,7 @@ def _asked(
         raise DataError(f"levels are fractions between 0 and 1, got {wrong[0]:g}")
     names = None if labels is None else tuple(labels)
     return _Asked(
-        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), _shown(show, data), options, names
+        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), shown_by(show, data), options, names
     )
 
 
@@ -246,7 +246,7 @@ def _fed(source: _Predictor | _Given, method: str, asked: _Asked) -> Measured:
     return Measured(method, last.via, classes, rows, foreign, held_out, labels)
 
 
-def _row(measured: Measured, asked: _Asked, detailed: bool = True) -> Row:
+def _row(measured: Measured, asked: _Asked, model: Any, detailed: bool = True) -> Row:
     rows, foreign = measured.rows, measured.foreign
     if measured.classes:
         metrics = classification_metrics(rows, ood=foreign)
@@ -261,6 +261,7 @@ def _row(measured: Measured, asked: _Asked, detailed: bool = True) -> Row:
         details = classification_details(rows, foreign, measured.labels, asked.show)
     else:
         details = regression_details(rows, asked.levels, asked.show)
+    details |= chain_details(model, asked.data, measured.via)
     groups = group_table(rows, asked.groups, measured.labels)
     if groups["by"]:
         details["groups"] = groups
@@ -289,13 +290,3 @@ def _effective(rows: Rows, held_out: Rows) -> dict[str, Metric]:
             name = f"effective_reliability_{cost:g}"
             metrics[name] = effective_reliability(rows["confidence"], rows["correct"], threshold, cost)
     return metrics
-
-
-def _shown(show: Any, data: Any) -> Show | None:
-    if show is not None:
-        return show if callable(show) else lambda row: take(show, row)
-    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data, DataLoader | Dataset):
-        inputs = data[0]
-        if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
-            return lambda row: inputs[row]
-    return None

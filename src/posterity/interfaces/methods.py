@@ -31,6 +31,9 @@ METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
     "bam": lambda: po.BaM(),
     "fisher-vi": lambda: po.FisherVI(),
     "laplace": lambda: po.LastLayerLaplace(base=_MAP),
+    "optimizer-laplace": lambda: po.OptimizerLaplace(base=_MAP),
+    "sghmc": lambda: po.SGHMC(ensemble=_MAP),
+    "sgld": lambda: po.SGLD(ensemble=_MAP),
 }
 
 

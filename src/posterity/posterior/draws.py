@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -11,11 +11,21 @@ from torch import Tensor
 from posterity.errors import CompatibilityError
 from posterity.posterior.moments import Deterministic, Moment, Normal
 from posterity.posterior.posterior import NO_MEAN, Posterior, evenly
-from posterity.posterior.shards import ShardReader, load_draws
+from posterity.posterior.shards import load_draws
 from posterity.random import Random
 from posterity.tree import BUFFER, Tree, first, member
 
-__all__ = ["Draws", "Streamed"]
+__all__ = ["Draws", "Positions", "Streamed"]
+
+
+class Positions(Protocol):
+    """Draws that are read one at a time."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Tree: ...
+
+    def __iter__(self) -> Iterator[Tree]: ...
 
 
 class Draws(Posterior):
@@ -61,12 +71,16 @@ class Streamed(Posterior):
 
     kind: ClassVar[str] = "streamed"
 
-    def __init__(self, reader: ShardReader) -> None:
+    def __init__(self, reader: Positions) -> None:
         self.reader = reader
 
     @property
     def finite(self) -> int | None:
         return len(self.reader)
+
+    def stored(self) -> Iterator[Tree]:
+        """What a saved run holds, in its order."""
+        return iter(self.reader)
 
     def draws(self, n: int | None, random: Random) -> Iterator[Tree]:
         for k in evenly(n, len(self.reader)):
@@ -100,4 +114,4 @@ class Streamed(Posterior):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Streamed:
-        return cls(load_draws(meta["folder"]))
+        return cls(load_draws(meta["folder"], device=meta["device"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posterity.evaluation.report import regression
+from posterity.evaluation.report import chains, regression
 from posterity.evaluation.report.figures import Figure, dots
 from posterity.evaluation.report.foreign import foreign
 from posterity.evaluation.report.names import CHARTED, MEASURES
@@ -32,6 +32,7 @@ def content(record: Mapping[str, Any], title: str | None) -> dict[str, Any]:
         ("selective", "Selective answers", selective(read_record)),
         ("foreign", "Foreign data", _foreign(read_record)),
         ("intervals", "Prediction intervals", _regression(read_record)),
+        ("chains", "Chains", _chains(read_record)),
         ("rows", "Most and least certain rows", _each(read_record, extremes)),
         ("groups", "Groups", _each(read_record, groups)),
         ("settings", "Settings", _settings(read_record)),
@@ -111,6 +112,16 @@ def _regression(record: Record) -> list[tuple[str, Figure, bool]]:
         ("Prediction bands, rows sorted by predicted mean", regression.bands(record, ordered=True), False),
     ]
     return [(heading, figure, open_) for heading, figure, open_ in found if figure]
+
+
+def _chains(record: Record) -> dict[str, Any] | None:
+    """The tables of all entries with chains, those of the lowest NLL first, and the two figures."""
+    tables = _each(record, chains.chains)
+    return (
+        {**tables, "figures": [("Training NLL", chains.trace(record)), ("Kinetic temperature", chains.kinetic(record))]}
+        if tables
+        else None
+    )
 
 
 def _each(record: Record, show: Any) -> dict[str, Any] | None:

@@ -31,8 +31,12 @@ _NEEDED = {
     "pit": ("lower", "upper", "count"),
     "bands": ("row", "target", "mean", "lower", "upper"),
     "spread": ("count",),
+    "chains": ("member",),
+    "trace": ("step", "member"),
+    "chain_numbers": ("name",),
+    "chain_findings": ("check", "status", "message"),
 }
-_WORDS = ("set", "measure", "by", "group", "metric", "which", "row")
+_WORDS = ("set", "measure", "by", "group", "metric", "which", "row", "name", "check", "status", "message")
 
 
 @dataclass(frozen=True)
