@@ -117,7 +117,8 @@ def test_bad_figures_fail(toy: Toy, tmp_path: Path, change: dict[str, Any], word
     assert any(words in failure for failure in failures), failures
 
 
-UNMEASURED = {"score-gaussian", "score-posteriordb", "score-mnist", "score-cost"}  # no full run is committed yet
+# no full run is committed yet
+UNMEASURED = {"bde-image", "bde-language", "bde-tabular", "chains-cost", "score-cost", "score-posteriordb", "sghmc-gaussian"}
 
 
 @pytest.mark.parametrize("name", [name for name in benches.names() if name not in UNMEASURED])

@@ -21,11 +21,13 @@ import torch
 import posterity
 from posterity.bench import (
     carrier_cost,
+    chains_cost,
     score_cost,
     score_gaussian,
     score_mixture,
     score_mnist,
     score_posteriordb,
+    sghmc_gaussian,
     training_cost,
 )
 from posterity.bench.bench import Bench, Limit
@@ -52,6 +54,13 @@ BENCHES: dict[str, Bench] = {
         lambda quick, peers: {"linear": lambda: [dict(carrier_cost.measure(2 if quick else 21))]},
         lambda rows: {"factored_time": rows[0]["ratio"], "formed_time": rows[0]["formed_ratio"]},
         {"factored_time": Limit(high=0.2)},
+    ),
+    "chains-cost": Bench(
+        "time of chains side by side against one after the other, and what their draws cost",
+        chains_cost.cells,
+        chains_cost.claims,
+        chains_cost.LIMITS,
+        ("path", "members", "milliseconds", "speedup", "draws", "lppd_error", "predict_seconds", "predict_mebibytes"),
     ),
     "score-gaussian": Bench(
         "score-based variational inference on normal targets of known spectra",
@@ -87,6 +96,13 @@ BENCHES: dict[str, Bench] = {
         score_cost.claims,
         score_cost.LIMITS,
         ("contestant", "milliseconds", "times_sgd", "median_times_sgd", "copies"),
+    ),
+    "sghmc-gaussian": Bench(
+        "Hamiltonian chains on normal targets: stationary variances, limits of stability, masses, gradient noise",
+        sghmc_gaussian.cells,
+        sghmc_gaussian.claims,
+        sghmc_gaussian.LIMITS,
+        ("sampler", "friction", "step", "error", "eig_low", "eig_high"),
     ),
 }
 
