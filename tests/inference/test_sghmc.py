@@ -172,12 +172,16 @@ def test_auto_is_a_fifth_of_the_limit_and_told() -> None:
     assert "step size 0.04, identity mass: stable below 0.2" in sampler.told(state)
 
 
-def test_gradient_noise_limits_auto() -> None:
-    start = snapshot()  # V = nu - mu^2 = 0.99 nu of 7 rows, on batches of one
-    state = walked(po.SGHMC(members=1, mass="identity"), two_tensors(), [start], 1)
-    ratio = po.SGHMC().noise_ratio(float(state.step_size[0]), state.noise[0], state.mass[0])
-    assert torch.allclose(state.noise[0, :3], 7 * 0.99 * torch.tensor([1.0, 4.0, 36.0]), rtol=1e-5)
-    assert float(ratio.median()) == pytest.approx(0.5, rel=1e-3)
+def test_the_optimizer_s_statistics_limit_auto() -> None:
+    sampler = po.SGHMC(members=1, mass="identity")
+    state = walked(sampler, two_tensors(), [snapshot()], 1)
+    spread = 7 * 0.99 * torch.tensor([1.0, 4.0, 36.0])  # V = nu - mu^2 = 0.99 nu of 7 rows, on batches of one
+    assert torch.allclose(state.noise[0, :3], spread, rtol=1e-5)
+    stable, quiet = sampler._limits(state, 0)
+    assert float(sampler.noise_ratio(quiet, state.noise[0], state.mass[0]).median()) == pytest.approx(0.5, rel=1e-3)
+    # the largest Fisher information, B V / (w N), is above the curvature of 2
+    assert stable == pytest.approx(2.0 / float(spread[2]) ** 0.5, rel=1e-5)
+    assert float(state.step_size[0]) == pytest.approx(min(0.2 * stable, quiet), rel=1e-5)
 
 
 def test_an_unstable_step_is_refused_with_its_limit() -> None:

@@ -39,6 +39,10 @@ class Tally(NamedTuple):
 
     def add_(self, nll: Tensor, kinetic: Tensor, finite: Tensor, warm: bool) -> None:
         """Count a step: [members] NLL, kinetic temperature, and whether both they and the gradient are finite."""
+        if not warm and bool(finite.all()) and int(self.taken.min()) > 0:  # most steps: nothing to sort out
+            self.failures.zero_()
+            self.taken.add_(1)
+            return
         self.failures.add_(1).mul_(~(finite | self.dead))
         self.dead.logical_or_(self.failures >= FATAL)
         self.start_nll.copy_(torch.where(finite & (self.taken == 0), nll, self.start_nll))
