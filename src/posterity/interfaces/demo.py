@@ -52,6 +52,9 @@ METHODS: dict[str, Demo] = {
         po.ScoreVI(learning_rate=po.Cosine(4e-2), std_learning_rate=po.Cosine(3e-2)), 40, ("draws", "mean")
     ),
     "ivon": Demo(po.IVON(learning_rate=po.Cosine(0.5)), 50, ("draws", "mean")),
+    "sghmc": Demo(
+        po.SGHMC(members=5, ensemble=_MAP, warmup=200, draws_per_chain=10, thin=20), 40, ("draws",), pick="map"
+    ),
     "laplace": Demo(po.LastLayerLaplace(base=_MAP), 40, ("draws", "mean"), pick="map"),
 }
 

@@ -49,6 +49,8 @@ __all__ = [
     "reducer",
 ]
 
+_BLOCK = 256  # draws
+
 
 class Reducer(ABC):
     """Takes the outputs of one draw after the other for one block of rows.
@@ -181,15 +183,28 @@ class MixtureReducer(Reducer):
 
     def __init__(self, likelihood: Likelihood, temperature: float = 1.0, keep_draws: bool = False) -> None:
         super().__init__(likelihood, temperature, keep_draws)
-        self._kept: list[tuple[Tensor, ...]] = []
+        self._blocks: list[tuple[Tensor, ...]] = []  # [draw, row, ...]
+        self._kept: list[tuple[Tensor, ...]] = []  # of the draws since the last block
 
     def _add(self, outputs: Any, parameters: Mapping[str, Tensor]) -> None:
         location, log_scale = self.likelihood.location_and_log_scale(outputs, parameters)
         scale = log_scale.exp() * math.sqrt(self.temperature)
-        self._kept.append((_single(location), _single(scale.expand(location.shape))))
+        self._keep(_single(location), _single(scale.expand(location.shape)))
+
+    def _keep(self, *parts: Tensor) -> None:
+        self._kept.append(parts)
+        if len(self._kept) == _BLOCK:
+            self._close()
+
+    def _close(self) -> None:
+        """Thousands of small tensors among a network's temporaries tear the heap; a few large ones do not."""
+        if self._kept:
+            self._blocks.append(tuple(torch.stack(parts) for parts in zip(*self._kept)))
+            self._kept = []
 
     def _result(self, via: str) -> Predictive:
-        return self.predictive(self.likelihood, self.count, via, *(torch.stack(parts) for parts in zip(*self._kept)))
+        self._close()
+        return self.predictive(self.likelihood, self.count, via, *(torch.cat(parts) for parts in zip(*self._blocks)))
 
 
 @reducer.register(StudentT)
@@ -211,7 +226,7 @@ class PoissonReducer(MixtureReducer):
             raise CompatibilityError(f"counts have no scale to temper: poisson takes temperature 1, got {temperature}")
 
     def _add(self, outputs: Any, parameters: Mapping[str, Tensor]) -> None:
-        self._kept.append((_single(exact(outputs)),))
+        self._keep(_single(exact(outputs)))
 
 
 def _single(values: Tensor) -> Tensor:
