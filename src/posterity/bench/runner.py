@@ -20,6 +20,9 @@ import torch
 
 import posterity
 from posterity.bench import (
+    bde_image,
+    bde_language,
+    bde_tabular,
     carrier_cost,
     chains_cost,
     score_cost,
@@ -103,6 +106,27 @@ BENCHES: dict[str, Bench] = {
         sghmc_gaussian.claims,
         sghmc_gaussian.LIMITS,
         ("sampler", "friction", "step", "error", "eig_low", "eig_high"),
+    ),
+    "bde-tabular": Bench(
+        "chains from the members of a converged ensemble on five tables: masses, noise correction, warm-up, step sizes",
+        bde_tabular.cells,
+        bde_tabular.claims,
+        bde_tabular.LIMITS,
+        ("method", "window", "picked", "step_size", "lppd", "single_lppd", "rmse", "coverage", "lost", "kinetic"),
+    ),
+    "bde-image": Bench(
+        "chains from the members of an ensemble on Fashion-MNIST and on CIFAR-10 from JPEG files",
+        bde_image.cells,
+        bde_image.claims,
+        bde_image.LIMITS,
+        ("method", "window", "picked", "step_size", "lppd", "single_lppd", "accuracy", "ece", "lost", "kinetic"),
+    ),
+    "bde-language": Bench(
+        "chains from the members of an ensemble of character models",
+        bde_language.cells,
+        bde_language.claims,
+        bde_language.LIMITS,
+        ("method", "window", "picked", "step_size", "lppd", "perplexity_test", "perplexity_lamb", "lost", "kinetic"),
     ),
 }
 
