@@ -21,8 +21,8 @@ ORDER = ("problem", "posterior", "inference", "prediction", "model", "evaluation
 END = ("interfaces", "testing", "bench", "__init__", "__main__")  # may import all of the package; nothing before does
 CORE = {"torch", "numpy", "safetensors", "rich", "typer"}
 HEAVY = (
-    "sklearn", "pandas", "scipy", "matplotlib", "transformers", "hypothesis", "pyarrow", "altair", "jinja2", "PIL", "yaml", "arviz",
-    "xarray",
+    "sklearn", "pandas", "scipy", "matplotlib", "transformers", "hypothesis", "pyarrow", "altair", "jinja2", "PIL", "yaml",
+    "arviz", "xarray",
 )  # fmt: skip
 
 

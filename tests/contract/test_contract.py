@@ -150,7 +150,7 @@ CASES = {
         po.OptimizerLaplace(),
         skip={
             **dict.fromkeys(KNOWN, "its std is the optimizer's: the noise of batches, not curvature"),
-            "same_rows_same_posterior": "B nu is the Fisher information of rows drawn at random: it feels how they are dealt",
+            "same_rows_same_posterior": "B nu is the Fisher information of rows at random: it feels how they are dealt",
         },
     ),
     "toy-sgld": Case(SGLD(), SGLD(step_size=0.015, burn_in=150), **LANGEVIN),

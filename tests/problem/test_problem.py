@@ -461,3 +461,31 @@ def test_refuses(options: dict[str, Any], error: type[Exception], words: str) ->
 def test_a_batch_without_rows_is_an_error() -> None:
     with pytest.raises(po.DataError, match="a batch has no rows"):
         _problem().nll(_problem().start(), (torch.zeros(0, FEATURES), torch.zeros(0)), po.Random(0))
+
+
+class _Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x).unsqueeze(1)
+        return self.head(nn.functional.scaled_dot_product_attention(h, h, h).squeeze(1).mean(1))
+
+
+def test_attention_has_a_hessian() -> None:
+    """Its fused kernels have no second derivative; the plain one has."""
+    with po.Random(0).forked():
+        net = _Attending()
+    problem = po.NetworkProblem(net, po.Categorical(classes=(0, 1)), data_size=7)
+    batch = Batch(po.Random(1).normal((7, 5, 3)), torch.arange(7) % 2, rows=7)
+    problem.probe(batch, po.Random(2))
+    theta = problem.start()
+    vector = {name: torch.ones_like(leaf) for name, leaf in theta.items()}
+    found = problem.hvp(theta, batch, po.Random(2), vector)
+    h = 1e-3
+    up, down = ({n: leaf + s * h for n, leaf in theta.items()} for s in (1, -1))
+    grads = [problem.nll(one, batch, po.Random(2))[1] for one in (up, down)]
+    for name, leaf in found.items():
+        # central differences in float32: rounding of 1e-7 / 1e-3
+        assert torch.allclose(leaf, (grads[0][name] - grads[1][name]) / (2 * h), atol=2e-3)

@@ -256,7 +256,9 @@ class Sampler(Algorithm):
 
     def _looks(self) -> set[int]:
         """The steps at which curvature is measured: the first and, to find a step size, the powers of two of the warm-up."""
-        more = self.warmup.bit_length() if self.step_size == "auto" else 0  # most of it is met as a chain leaves its mode
+        more = (
+            self.warmup.bit_length() if self.step_size == "auto" else 0
+        )  # most of it is met as a chain leaves its mode
         return {0} | {2**i for i in range(more) if 2**i < self.warmup}
 
     def _limits(self, state: SamplerState, k: int) -> tuple[float, float]:

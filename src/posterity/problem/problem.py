@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import CompatibilityError, DataError
 from posterity.problem.batches import Batch, Reader, to_device
@@ -283,7 +284,8 @@ class NetworkProblem:
                 return {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
             return self._gradient(torch.stack(along).sum(), plain)
 
-        result, _ = self._measured(plain, pick(theta, BUFFER), self.read(batch), random.fold("forward"), product)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+            result, _ = self._measured(plain, pick(theta, BUFFER), self.read(batch), random.fold("forward"), product)
         return result
 
     def row_log_probs(self, theta: Tree, outputs: Any, targets: Any) -> Tensor:
