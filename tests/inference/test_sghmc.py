@@ -310,3 +310,13 @@ def test_priors_draw_what_they_say(prior: po.Prior) -> None:
     # kurtosis at most 10: off by sqrt(9 / 40000) = 1.5 %
     assert float(x.square().mean()) == pytest.approx(wanted, rel=0.06)
     assert abs(float(x.mean())) < 4 * (wanted / 40_000) ** 0.5
+
+
+def test_members_can_have_their_own_step_and_go_beyond_the_limit() -> None:
+    problem, start = two_tensors(), snapshot()
+    sampler = po.SGHMC(members=2, mass="identity", step_size=(0.1, 7.0), check_stability=False)
+    assert walked(sampler, problem, [start, start], 1).step_size.tolist() == [0.1, 7.0]
+    with pytest.raises(ValueError, match="step_size must be"):
+        po.SGHMC(members=3, step_size=(0.1, 0.2))
+    with pytest.raises(CompatibilityError, match=r"step_size=7 is not stable at member 1"):
+        walked(po.SGHMC(members=2, mass="identity", step_size=(0.1, 7.0)), problem, [start, start], 1)

@@ -50,28 +50,19 @@ class Run:
     told: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
-class _Given(SGHMC):
-    """Every chain has its own step size, given in the state: nothing looks for one."""
-
-    def _looks(self) -> set[int]:
-        return set()
-
-
 def explored(task: Task, group: Sequence[Configuration], sizes: Sequence[float] | None) -> list[list[Run]]:
     """For each configuration the runs of all step sizes, or the one of "auto". All chains step side by side."""
     if not group:
         return []
     budget, columns = task.budget, len(sizes or [0])
-    method = (_Given if sizes else SGHMC)(
-        members=budget.members * columns * len(group), mass=group[0].mass, step_size=1.0 if sizes else "auto",
+    grid = tuple(size for size in list(sizes or ()) * len(group) for _ in range(budget.members))
+    method = SGHMC(
+        members=budget.members * columns * len(group), mass=group[0].mass, step_size=grid or "auto",
         check_stability=False, warmup=budget.steps // 2, draws_per_chain=budget.steps // (2 * budget.thin),
         thin=budget.thin,
     )  # fmt: skip
     random = Random(task.seed).fold("chains")
     state = _stacked([_start(task, one, columns, random) for one in group])
-    if sizes:
-        grid = torch.tensor(list(sizes) * len(group), dtype=torch.float64).repeat_interleave(budget.members)
-        state = state._replace(step_size=grid)
     state, averages, health = _sampled(task, method, state, random, columns * len(group))
     runs = []
     for place in range(columns * len(group)):

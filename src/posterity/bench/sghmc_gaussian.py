@@ -194,12 +194,12 @@ def _plain(target: Gaussian) -> Density:
     return Density(log_density, {"x": mean}, batched=True)
 
 
-def _steepest(target: Gaussian, mass: Mass, starts: list[Snapshot], problem: Density) -> float:
-    """The largest eigenvalue of M^-1/2 H M^-1/2 over the members."""
+def _steepest(target: Gaussian, mass: Mass, starts: list[Snapshot], problem: Density) -> list[float]:
+    """The largest eigenvalue of M^-1/2 H M^-1/2 of each member."""
     theta = {"x": torch.stack([one.theta["x"] for one in starts])}
-    root = mass.of(problem, starts, theta, ["x"]).double().rsqrt()
+    roots = mass.of(problem, starts, theta, ["x"]).double().rsqrt()
     hessian = hessian_of(target)
-    return max(float(torch.linalg.eigvalsh(r[:, None] * hessian * r).max()) for r in root)
+    return [float(torch.linalg.eigvalsh(root[:, None] * hessian * root).max()) for root in roots]
 
 
 def _chains(
@@ -209,14 +209,14 @@ def _chains(
     began = time.process_time()
     target = gaussian(20, condition, 3 if rotated else None, mean_seed=1)
     problem, starts = _plain(target), simulated(target, chains, seed=5)
-    h = 0.2 / _steepest(target, mass, starts, problem) ** 0.5
+    sizes = tuple(0.2 / value**0.5 for value in _steepest(target, mass, starts, problem))
     sampler = SGHMC(
-        members=chains, mass=mass, friction=0.1, integrator=integrator, step_size=h, noise_correction=False,
+        members=chains, mass=mass, friction=0.1, integrator=integrator, step_size=sizes, noise_correction=False,
         check_stability=False, warmup=0, draws_per_chain=steps, thin=1,
     )  # fmt: skip
     if ratio:
         one = torch.ones(())
-        variance = ratio / float(sampler.noise_ratio(h, one, one))
+        variance = ratio / float(sampler.noise_ratio(sizes[0], one, one))
         problem = noisy(problem, variance**0.5, scale=1.0)
         flat = {"x": torch.full((20,), variance)}
         still = {"x": torch.zeros(20)}

@@ -72,9 +72,9 @@ class Sampler(Algorithm):
             left out where a fit is given `start=`.
         warmup: steps of each chain before those that count, >= 0.
         draws_per_chain, thin: draws that each chain keeps, and steps from one to the next, >= 1.
-        step_size: h > 0 (masses have mean 1), or "auto": a fifth of the limit of stability at the largest curvature met at
-            the start and at the powers of two of the warm-up, or less where the noise of batches would heat the median
-            weight by more than half.
+        step_size: h > 0 (masses have mean 1), or one for each member; or "auto": a fifth of the limit of stability at the
+            largest curvature met at the start and at the powers of two of the warm-up, or less where the noise of batches
+            would heat the median weight by more than half.
         temperature: T > 0 of the whole potential: the draws target exp(-U / T).
         noise_correction: inject that much less noise as the batches bring, by Adam's moments at the snapshot.
         check_stability: refuse a given step size beyond the stable limit of a member.
@@ -95,7 +95,7 @@ class Sampler(Algorithm):
     warmup: int = 1000
     draws_per_chain: int = 20
     thin: int = 50
-    step_size: float | str = "auto"
+    step_size: float | str | tuple[float, ...] = "auto"
     temperature: float = 1.0
     noise_correction: bool = True
     check_stability: bool = True
@@ -110,9 +110,10 @@ class Sampler(Algorithm):
                 "warmup must be >= 0, draws_per_chain and thin at least 1, got "
                 f"{self.warmup}, {self.draws_per_chain} and {self.thin}"
             )
-        automatic = isinstance(self.step_size, str)
-        if not (self.step_size == "auto" if automatic else 0.0 < float(self.step_size) < math.inf):
-            raise ValueError(f"step_size must be 'auto' or finite and > 0, got {self.step_size!r}")
+        if not all(0.0 < size < math.inf for size in self._given()) or len(self._given()) not in (0, self.members):
+            raise ValueError(
+                f"step_size must be 'auto', or finite and > 0, or that for each member; got {self.step_size!r}"
+            )
         if not 0.0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be finite and > 0, got {self.temperature}")
         if self.geometry.kind == "adaptive" and self.warmup == 0:
@@ -122,6 +123,13 @@ class Sampler(Algorithm):
     def geometry(self) -> Mass:
         """The mass as a `Mass`."""
         return Mass(self.mass) if isinstance(self.mass, str) else self.mass
+
+    def _given(self) -> tuple[float, ...]:
+        """[members] step sizes that were given; empty for "auto"."""
+        if isinstance(self.step_size, str):
+            return () if self.step_size == "auto" else (math.nan,)
+        one = isinstance(self.step_size, int | float)
+        return (float(self.step_size),) * self.members if one else tuple(self.step_size)  # type: ignore[arg-type]
 
     # --- what a sampler says of itself -----------------------------------------------------------------------------
 
@@ -233,21 +241,22 @@ class Sampler(Algorithm):
     def _size_(
         self, problem: Problem, state: SamplerState, names: list[str], batches: Sequence[Any], random: Random
     ) -> None:
-        """The step size of every chain from the largest curvature that it has met and its gradient noise."""
+        """The step size of every chain: given, or from the largest curvature that it has met and its gradient noise."""
+        given = self._given()
         for k in (~state.tally.dead).nonzero().flatten().tolist():
-            if self.step_size == "auto" or self.check_stability:
+            if not given or self.check_stability:
                 stream = random.fold(k).fold(int(state.step))
                 found = largest_curvature(problem, member(state.theta, k), names, state.mass[k], batches[k], stream)
-                if self.step_size == "auto" and not math.isfinite(found):
+                if not given and not math.isfinite(found):
                     continue  # a batch without a finite loss: there will be another
                 state.curvature[k] = max(float(state.curvature[k]), found)
             stable, quiet = self._limits(state, k)
-            size = min(0.2 * stable, quiet) if self.step_size == "auto" else float(self.step_size)
+            size = given[k] if given else min(0.2 * stable, quiet)
             if not math.isfinite(size):
                 raise CompatibilityError(
                     f"step_size='auto' finds neither curvature nor gradient noise at member {k}: give a number"
                 )
-            if size > stable:
+            if self.check_stability and size > stable:
                 raise CompatibilityError(
                     f"step_size={size:.3g} is not stable at member {k}, where the limit is {stable:.3g}: take less than "
                     "half of that, or 'auto' (check_stability=False runs it all the same)"
@@ -256,9 +265,7 @@ class Sampler(Algorithm):
 
     def _looks(self) -> set[int]:
         """The steps at which curvature is measured: the first and, to find a step size, the powers of two of the warm-up."""
-        more = (
-            self.warmup.bit_length() if self.step_size == "auto" else 0
-        )  # most of it is met as a chain leaves its mode
+        more = 0 if self._given() else self.warmup.bit_length()  # most of it is met as a chain leaves its mode
         return {0} | {2**i for i in range(more) if 2**i < self.warmup}
 
     def _limits(self, state: SamplerState, k: int) -> tuple[float, float]:
