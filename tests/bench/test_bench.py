@@ -123,7 +123,6 @@ UNMEASURED = {
     "bde-language",
     "bde-tabular",
     "chains-cost",
-    "sghmc-gaussian",
 }
 
 
