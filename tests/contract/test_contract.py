@@ -34,6 +34,9 @@ SCORE: dict[str, Any] = {"steps": 1500, "spread": "diagonal", "tolerance": 0.08}
 JOINT: dict[str, Any] = {"steps": 800, "tolerance": 0.06}
 
 FAST = po.Cosine(0.2)
+LONG: dict[str, Any] = {
+    "noise_correction": False, "members": 1, "warmup": 300, "draws_per_chain": 200, "thin": 5, "friction": 0.1,
+}  # fmt: skip
 # 12 steps: an epoch of 23 rows in twos
 SHORT: dict[str, Any] = {"members": 1, "warmup": 4, "draws_per_chain": 4, "thin": 2, "frozen_statistics": True}
 WHITENED: dict[str, Any] = {
@@ -112,24 +115,12 @@ CASES = {
     ),
     "sghmc": Case(
         po.SGHMC(**SHORT),
-        po.SGHMC(
-            mass="identity", noise_correction=False, members=1, warmup=300, draws_per_chain=200, thin=5, friction=0.1
-        ),
+        po.SGHMC(mass="identity", **LONG),
         **HAMILTON,
     ),
     "sghmc-euler-adaptive": Case(
         po.SGHMC(mass="adaptive", integrator="euler", **SHORT),
-        po.SGHMC(
-            mass="adaptive",
-            integrator="euler",
-            noise_correction=False,
-            members=1,
-            warmup=300,
-            draws_per_chain=200,
-            thin=5,
-            friction=0.1,
-            step_size=0.1,
-        ),
+        po.SGHMC(mass="adaptive", integrator="euler", step_size=0.1, **LONG),
         **HAMILTON,
     ),
     "sgld": Case(

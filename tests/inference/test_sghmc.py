@@ -177,7 +177,7 @@ def test_the_optimizer_s_statistics_limit_auto() -> None:
     state = walked(sampler, two_tensors(), [snapshot()], 1)
     spread = 7 * 0.99 * torch.tensor([1.0, 4.0, 36.0])  # V = nu - mu^2 = 0.99 nu of 7 rows, on batches of one
     assert torch.allclose(state.noise[0, :3], spread, rtol=1e-5)
-    stable, quiet = sampler._limits(state, 0)
+    stable, quiet = sampler.limits(state, 0)
     assert float(sampler.noise_ratio(quiet, state.noise[0], state.mass[0]).median()) == pytest.approx(0.5, rel=1e-3)
     # the largest Fisher information, B V / (w N), is above the curvature of 2
     assert stable == pytest.approx(2.0 / float(spread[2]) ** 0.5, rel=1e-5)

@@ -21,7 +21,7 @@ from posterity.inference.algorithm import Plan
 from posterity.inference.mass import Adapting
 from posterity.inference.sampler import SamplerState
 from posterity.inference.sghmc import SGHMC
-from posterity.inference.tally import Tally
+from posterity.inference.tally import Tally, allowance
 from posterity.random import Random
 from posterity.tree import member
 
@@ -114,6 +114,7 @@ def _sampled(
     early = torch.zeros(method.members, dtype=torch.float64)
     health: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
     order: dict[int, Tensor] = {}
+    most = allowance(state.mass.shape[1], float(state.size))
     with task.problem.network.session(train=True):
         for t in range(steps):
             try:
@@ -124,7 +125,7 @@ def _sampled(
                 early += info.nll.double().nan_to_num(0.0, 0.0, 0.0)
             if t + 1 == half:  # the rule of `Tally`, for the first half
                 dead = frozenset(state.tally.dead.nonzero().flatten().tolist())
-                rose = early / half - state.tally.start_nll > _allowance(task, state)
+                rose = early / half - state.tally.start_nll > most
                 health["zero"] = (dead | set(rose.nonzero().flatten().tolist()), dead)
             if (t + 1) % task.budget.thin == 0:
                 with torch.inference_mode(), task.problem.network.session(train=False):
@@ -133,15 +134,8 @@ def _sampled(
     dead = frozenset(state.tally.dead.nonzero().flatten().tolist())
     every = frozenset(range(method.members))
     health.setdefault("zero", (every, every))
-    health["half"] = (
-        (every, every) if len(dead) == len(every) else (frozenset(state.tally.lost(_allowance(task, state))), dead)
-    )
+    health["half"] = (every, every) if len(dead) == len(every) else (frozenset(state.tally.lost(most)), dead)
     return state, averages, health
-
-
-def _allowance(task: Task, state: SamplerState) -> float:
-    """Nats a row that the training NLL of a chain may rise, as in `tally.py`."""
-    return 1.0 + state.mass.shape[1] / (task.problem.data_weight * task.problem.data_size)
 
 
 def _health(

@@ -59,17 +59,7 @@ def ADVI(covariance: str = "diagonal", **options: Any) -> Algorithm:
 class ADVIDiagonal(AdamNormals):
     """The evidence lower bound over independent normals, by the gradient that sticks the landing.
 
-    Args:
-        draws: S, draws a step, >= 1, all on the member's one batch.
-        learning_rate: Adam's step size for the means, a number or a schedule.
-        std_learning_rate: the same for the log stds.
-        init_std: the std of every weight at the start, > 0; at most the prior's.
-        snapshot_scale: factor on stds that are read off a `Snapshot`.
-        beta1, beta2: Adam's decay rates, in [0, 1).
-
-    Raises:
-        ValueError: a hyperparameter out of range.
-        PriorError: a prior that is not normal.
+    Arguments and errors as in `AdamNormals`.
     """
 
     name: ClassVar[str] = "advi"

@@ -31,6 +31,7 @@ __all__ = [
     "Algorithm",
     "Plan",
     "Start",
+    "each_start",
     "gaussian_prior",
     "gradients",
     "keep_buffers",
@@ -147,9 +148,14 @@ def gaussian_prior(problem: Problem, name: str) -> tuple[float, Tensor | float]:
     return prior.precision(name), prior.centers.get(name, 0.0)
 
 
+def each_start(start: Start, members: int) -> list[Tree | Snapshot]:
+    """The start of every member: those given, or the one for all."""
+    return list(start) if isinstance(start, Sequence) and not isinstance(start, Snapshot) else [start] * members
+
+
 def stacked_start(problem: Problem, start: Start, members: int) -> Tree:
     """[members, ...] starting weights: one tree for all of them, or one each."""
-    given = list(start) if isinstance(start, Sequence) and not isinstance(start, Snapshot) else [start] * members
+    given = each_start(start, members)
     if len(given) != members:
         raise ValueError(f"{members} members need as many starts, got {len(given)}")
     trees = [one.theta if isinstance(one, Snapshot) else one for one in given]
@@ -164,7 +170,7 @@ def optimizer_statistics(start: Start, members: int, what: str) -> list[Snapshot
     Raises:
         CompatibilityError: weights without the optimizer's statistics, which `what` needs.
     """
-    given = list(start) if isinstance(start, Sequence) and not isinstance(start, Snapshot) else [start] * members
+    given = each_start(start, members)
     found = [one for one in given if isinstance(one, Snapshot)]
     if len(found) < len(given):
         raise CompatibilityError(

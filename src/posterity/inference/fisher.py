@@ -41,17 +41,9 @@ __all__ = ["FisherVI"]
 class FisherVI(AdamNormals):
     """The Fisher divergence to independent normals, by Hessian-vector products; a baseline.
 
-    Args:
-        draws: S, draws a step, >= 1, all on the member's one batch.
-        learning_rate: Adam's step size for the means, a number or a schedule.
-        std_learning_rate: the same for the log stds.
-        init_std: the std of every weight at the start, > 0; at most the prior's.
-        snapshot_scale: factor on stds that are read off a `Snapshot`.
-        beta1, beta2: Adam's decay rates, in [0, 1).
+    Arguments and errors as in `AdamNormals`.
 
     Raises:
-        ValueError: a hyperparameter out of range.
-        PriorError: a prior that is not normal.
         CompatibilityError: a forward that cannot be differentiated twice.
     """
 

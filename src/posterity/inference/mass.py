@@ -80,12 +80,12 @@ class Mass:
     def _statistic(self, problem: Problem, snapshot: Snapshot, names: Sequence[str]) -> Tree:
         """Of one member, under a leading axis of one."""
         source = {"gradient": snapshot.gradient, "first-moment": snapshot.first}.get(self.kind, snapshot.second)
+        if self.kind == "fisher":
+            size = problem.data_weight * problem.data_size
+            return {name: snapshot.fisher(name, size, gaussian_prior(problem, name)[0])[None] for name in names}
         found = {name: source[name].unsqueeze(0) for name in names}
         if self.kind == "second-moment":
             return {name: leaf.sqrt() for name, leaf in found.items()}
-        if self.kind == "fisher":
-            scale = problem.data_weight * problem.data_size * float(snapshot.batch_size)
-            return {name: leaf * scale + gaussian_prior(problem, name)[0] for name, leaf in found.items()}
         return {name: leaf.square() for name, leaf in found.items()}
 
     def normalised(self, statistic: Tensor, like: Tree, names: Sequence[str]) -> Tensor:

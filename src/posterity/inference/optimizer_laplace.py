@@ -107,9 +107,8 @@ class OptimizerLaplace(Algorithm):
         return mixture([self._around(state, one, k) for k, one in enumerate(snapshots)])
 
     def _around(self, state: OptimizerLaplaceState, snapshot: Snapshot, k: int) -> Diagonal:
-        size = float(state.size) * float(snapshot.batch_size)
         stds = {
-            name: (snapshot.second[name] * size + float(precision)).rsqrt_().mul_(self.scale)
+            name: snapshot.fisher(name, float(state.size), float(precision)).rsqrt_().mul_(self.scale)
             for name, precision in state.precision.items()
         }
         idle = {name: leaf[k].clone() for name, leaf in state.idle_mean.items()}

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import CompatibilityError, NonFiniteError, PosterityWarning
+from posterity.inference.account import account
 from posterity.inference.algorithm import Algorithm, Plan, Start, gradients, keep_buffers, stacked_start, varying
 from posterity.inference.map import MAP
-from posterity.inference.mass import Adapting, Mass, similarity
+from posterity.inference.mass import Adapting, Mass
 from posterity.inference.step_size import gradient_noise, largest_curvature
-from posterity.inference.tally import Tally, Trace, finite_or_none
+from posterity.inference.tally import Tally, Trace, allowance
 from posterity.posterior.chains import Chains
 from posterity.posterior.draws import Draws, Streamed
 from posterity.posterior.posterior import Posterior
@@ -210,7 +211,7 @@ class Sampler(Algorithm):
         self, problem: Problem, state: SamplerState, batches: Sequence[Any], random: Random
     ) -> tuple[SamplerState, Info]:
         t, names = int(state.step), list(varying(problem, state.theta))
-        if t in self._looks() or not bool(state.step_size.all()):
+        if self._looks(t) or not bool(state.step_size.all()):
             self._size_(problem, state, names, batches, random.fold("curvature"))
         h = state.step_size.to(state.mass).unsqueeze(1)
         position = self.before(rows(state.theta, names), state.momentum, state.mass, h)
@@ -250,7 +251,7 @@ class Sampler(Algorithm):
                 if not given and not math.isfinite(found):
                     continue  # a batch without a finite loss: there will be another
                 state.curvature[k] = max(float(state.curvature[k]), found)
-            stable, quiet = self._limits(state, k)
+            stable, quiet = self.limits(state, k)
             size = given[k] if given else min(0.2 * stable, quiet)
             if not math.isfinite(size):
                 raise CompatibilityError(
@@ -263,12 +264,12 @@ class Sampler(Algorithm):
                 )
             state.step_size[k] = size
 
-    def _looks(self) -> set[int]:
-        """The steps at which curvature is measured: the first and, to find a step size, the powers of two of the warm-up."""
-        more = 0 if self._given() else self.warmup.bit_length()  # most of it is met as a chain leaves its mode
-        return {0} | {2**i for i in range(more) if 2**i < self.warmup}
+    def _looks(self, t: int) -> bool:
+        """Whether curvature is measured at step t: the first and, to find a step size, the powers of two of the warm-up."""
+        # most of it is met as a chain leaves its mode
+        return t == 0 or (self.step_size == "auto" and t < self.warmup and t & (t - 1) == 0)
 
-    def _limits(self, state: SamplerState, k: int) -> tuple[float, float]:
+    def limits(self, state: SamplerState, k: int) -> tuple[float, float]:
         """The limit of stability of member k, and the h at which gradient noise heats its median weight by half."""
         curvature, quiet = float(state.curvature[k]), math.inf
         if state.noise.numel():
@@ -339,7 +340,7 @@ class Sampler(Algorithm):
         return state.theta if self._keeps(int(state.step)) else None
 
     def told(self, state: SamplerState) -> str:
-        stable, quiet = zip(*(self._limits(state, k) for k in range(self.members)))
+        stable, quiet = zip(*(self.limits(state, k) for k in range(self.members)))
         return (
             f"step size {float(state.step_size.median()):.3g}, {self.geometry.kind} mass: stable below "
             f"{sorted(stable)[len(stable) // 2]:.3g}, gradient noise heats by half at {sorted(quiet)[len(quiet) // 2]:.3g} "
@@ -352,7 +353,7 @@ class Sampler(Algorithm):
     def posterior(self, state: SamplerState, shards: Posterior | None = None) -> Posterior:
         if not isinstance(shards, Draws | Streamed) or not shards.finite:
             raise CompatibilityError(f"{type(self).__name__} kept no draw: it runs for at least warmup + thin steps")
-        lost = state.tally.lost(allowance=1.0 + state.mass.shape[1] / float(state.size))
+        lost = state.tally.lost(allowance(state.mass.shape[1], float(state.size)))
         for k, reason in lost.items():
             warnings.warn(f"chain {k} of {self.members} is left out: {reason}", PosterityWarning, stacklevel=2)
         if len(lost) == self.members:
@@ -361,49 +362,7 @@ class Sampler(Algorithm):
                 f"{float(state.step_size.max()):.3g}, or start from a better ensemble"
             )
         kept = [k for k in range(self.members) if k not in lost]
-        return Chains(shards, self.members, kept, self._about(state, lost))
-
-    def _about(self, state: SamplerState, lost: dict[int, str]) -> dict[str, Any]:
-        """How the chains went, JSON; lists have one entry per member."""
-        limits = [self._limits(state, k) for k in range(self.members)]
-        geometry = self.geometry
-        return {
-            "method": self.name,
-            "warmup": self.warmup,
-            "thin": self.thin,
-            "temperature": self.temperature,
-            "friction": getattr(self, "friction", None),
-            "step_size": state.step_size.tolist(),
-            "stable_limit": [finite_or_none(stable) for stable, _ in limits],
-            "noise_limit": [finite_or_none(quiet) for _, quiet in limits],
-            "mass": {"kind": geometry.kind, "layer_wise": geometry.layer_wise, "shared": geometry.shared},
-            "mass_similarity": finite_or_none(similarity(state.mass)),
-            **self._heat(state),
-            **state.tally.told(),
-            "lost": {str(k): reason for k, reason in lost.items()},
-            "trace": state.trace.told(int(state.steps)),
-        }
-
-    def _heat(self, state: SamplerState) -> dict[str, Any]:
-        """Quantiles of r, the share of weights with r > 1, which noise correction cannot help, and what these are at."""
-        if not state.noise.numel():
-            return {"noise_ratio": None, "effective_temperature": None}
-        ratio = torch.stack(
-            [
-                self.noise_ratio(float(h), noise, mass)
-                for h, noise, mass in zip(state.step_size, state.noise, state.mass)
-            ]
-        ).double()
-        probe = ratio.flatten()[:: max(1, ratio.numel() // 100_000)]
-        quantiles = torch.quantile(probe, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
-        return {
-            "noise_ratio": {
-                **dict(zip(("0.05", "0.5", "0.95"), quantiles)),
-                "clamped": float((ratio > 1.0).double().mean()),
-            },
-            # what the correction cannot take off: r - 1 where r > 1
-            "effective_temperature": (self.temperature * (1.0 + (ratio - 1.0).clamp(min=0.0)).mean(1)).tolist(),
-        }
+        return Chains(shards, self.members, kept, account(self, state, lost))
 
     def hyperparameters(self) -> dict[str, Any]:
         return {**super().hyperparameters(), "ensemble": self.ensemble.hyperparameters()}

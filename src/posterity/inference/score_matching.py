@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.inference.algorithm import Start, gaussian_prior, varying
+from posterity.inference.algorithm import Start, each_start, gaussian_prior, varying
 from posterity.problem.problem import Info, Problem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
@@ -94,16 +94,15 @@ def start_stds(
     """
     size = problem.data_weight * problem.data_size
     members = next(iter(mean.values())).shape[0]
-    given = list(start) if isinstance(start, Sequence) and not isinstance(start, Snapshot) else [start] * members
     stds = {}
     for name, leaf in varying(problem, mean).items():
         precision, _ = gaussian_prior(problem, name)
         prior_std = precision**-0.5 if precision > 0 else math.inf
         stds[name] = torch.full_like(leaf, min(init_std, prior_std), memory_format=torch.contiguous_format)
-        for k, one in enumerate(given):
+        for k, one in enumerate(each_start(start, members)):
             if isinstance(one, Snapshot) and name in one.second:
                 most = min(0.1 * prior_std, init_std if precision == 0 else math.inf)
-                curvature = one.second[name].to(leaf) * (size * float(one.batch_size)) + precision
+                curvature = one.fisher(name, size, precision).to(leaf)
                 stds[name][k].copy_(curvature.rsqrt_().mul_(snapshot_scale).clamp_(max=most))
     return stds
 

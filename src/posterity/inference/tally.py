@@ -15,9 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Tally", "Trace", "finite_or_none"]
+__all__ = ["Tally", "Trace", "allowance"]
 
 FATAL = 5
+
+
+def allowance(weights: int, size: float) -> float:
+    """Nats a row that the training NLL of a chain of so many weights may rise, where w N is `size`."""
+    return 1.0 + weights / size
 
 
 class Tally(NamedTuple):
@@ -64,14 +69,12 @@ class Tally(NamedTuple):
         return found
 
     def told(self) -> dict[str, list[float | None]]:
-        """Means over the steps after the warm-up, JSON."""
+        """Means over the steps after the warm-up; NaN where there was none."""
         each = range(len(self.dead))
         return {
-            "start_nll": [finite_or_none(value) for value in self.start_nll.tolist()],
-            "chain_nll": [finite_or_none(self._mean(self.nll, k)) for k in each],
-            "kinetic_temperature": [
-                finite_or_none(self._mean(self.kinetic, k)) if self.kinetic[k] else None for k in each
-            ],
+            "start_nll": self.start_nll.tolist(),
+            "chain_nll": [self._mean(self.nll, k) for k in each],
+            "kinetic_temperature": [self._mean(self.kinetic, k) if self.kinetic[k] else None for k in each],
         }
 
     def _mean(self, total: Tensor, k: int) -> float:
@@ -103,8 +106,3 @@ class Trace(NamedTuple):
         values = self.values[: int(self.recorded)]
         nll, kinetic = ([[value or None for value in row] for row in values[..., i].tolist()] for i in (0, 1))
         return {"step": [i * self._every(steps) for i in range(len(values))], "nll": nll, "kinetic": kinetic}
-
-
-def finite_or_none(value: float) -> float | None:
-    """A number for JSON."""
-    return value if math.isfinite(value) else None

@@ -33,6 +33,10 @@ class Snapshot(NamedTuple):
         trees = {part: member(getattr(self, part), k) for part in _TREES}
         return Snapshot(**trees, batch_size=self.batch_size[k], step=self.step[k])
 
+    def fisher(self, name: str, size: float, precision: float) -> Tensor:
+        """w N B nu + prior precision of one tensor: the curvature of U where the likelihood is right; w N is `size`."""
+        return self.second[name] * (size * float(self.batch_size)) + precision
+
     def flat(self) -> Tree:
         """One tree, for storage: `theta/<name>`, `first/<name>`, ..., `batch_size`, `step`."""
         trees = {f"{part}/{name}": leaf for part in _TREES for name, leaf in getattr(self, part).items()}
