@@ -122,7 +122,7 @@ UNMEASURED = {
     "bde-image",
     "bde-language",
     "bde-tabular",
-    "chains-cost",
+    
 }
 
 
