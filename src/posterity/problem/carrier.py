@@ -26,13 +26,14 @@ from torch import Tensor
 from posterity.errors import CompatibilityError
 from posterity.tree import Tree
 
-__all__ = ["Carrier", "handles", "leaves", "name_of", "rebuild"]
+__all__ = ["Carrier", "handles", "is_constant", "leaves", "name_of", "part_name", "rebuild", "stem"]
 
 Function = Callable[..., Any]
 Rule = TypeVar("Rule", bound=Function)
 
 _PART = "::"
 _CLASSES: dict[frozenset[str], type[Carrier]] = {}
+_CONSTANT: set[str] = set()  # parts that no gradient is asked for by
 
 
 class Carrier(Tensor):
@@ -40,6 +41,7 @@ class Carrier(Tensor):
 
     `class Mine(Carrier, parts=("a", "b"))` is made of two tensors: its `__new__` takes them by these names, makes the
     object by `torch.Tensor._make_wrapper_subclass(cls, shape, dtype=..., device=...)`, and keeps them as attributes.
+    With `constant=("a",)` no gradient is asked for by `a`.
 
     Where carriers of two classes meet in one call, the class with the greater `precedence` answers, wherever its
     argument stands; the other's rules are not asked.
@@ -51,14 +53,16 @@ class Carrier(Tensor):
     """
 
     parts: ClassVar[tuple[str, ...]] = ()
+    constant: ClassVar[tuple[str, ...]] = ()
     precedence: ClassVar[int] = 0
     rules: ClassVar[dict[Function, Function]] = {}
 
-    def __init_subclass__(cls, parts: Sequence[str] = (), **options: Any) -> None:
+    def __init_subclass__(cls, parts: Sequence[str] = (), constant: Sequence[str] = (), **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.rules = {}
         if parts:
-            cls.parts = tuple(parts)
+            cls.parts, cls.constant = tuple(parts), tuple(constant)
+            _CONSTANT.update(constant)
             if (other := _CLASSES.setdefault(frozenset(parts), cls)) is not cls:
                 raise ValueError(
                     f"{other.__name__} already has the parts {', '.join(parts)}; name {cls.__name__}'s apart"
@@ -160,12 +164,32 @@ def leaves(tree: Mapping[str, Tensor]) -> Tree:
     flat: Tree = {}
     for name, leaf in tree.items():
         if isinstance(leaf, Carrier):
-            flat.update({f"{name}{_PART}{part}": getattr(leaf, part) for part in leaf.parts})
+            flat.update({part_name(name, part): getattr(leaf, part) for part in leaf.parts})
         elif _PART in name:
             raise CompatibilityError(f"the name {name!r} reads like the part of a carrier; rename this parameter")
         else:
             flat[name] = leaf
     return flat
+
+
+def part_name(name: str, part: str) -> str:
+    """What `leaves` calls a part of the carrier `name`."""
+    return f"{name}{_PART}{part}"
+
+
+def stem(name: str) -> str:
+    """The carrier's name of a part's, or a plain leaf's own.
+
+    >>> stem("head.weight::left"), stem("head.bias")
+    ('head.weight', 'head.bias')
+    """
+    return name.rpartition(_PART)[0] or name
+
+
+def is_constant(name: str) -> bool:
+    """Whether a leaf is a part that its carrier declares constant."""
+    front, _, part = name.rpartition(_PART)
+    return bool(front) and part in _CONSTANT
 
 
 def rebuild(flat: Mapping[str, Tensor]) -> Tree:
@@ -174,18 +198,18 @@ def rebuild(flat: Mapping[str, Tensor]) -> Tree:
     Raises:
         CompatibilityError: if the parts of a name are not those of a carrier, or one is missing.
     """
-    stems = {name: name.rpartition(_PART)[0] or name for name in flat}
-    groups: dict[str, dict[str, Tensor]] = {stem: {} for stem in stems.values()}
+    stems = {name: stem(name) for name in flat}
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in stems.values()}
     for name, leaf in flat.items():
         groups[stems[name]][name.rpartition(_PART)[2]] = leaf
     tree: Tree = {}
-    for stem, group in groups.items():
-        if stem in flat and len(group) == 1:
-            tree[stem] = flat[stem]
+    for name, group in groups.items():
+        if name in flat and len(group) == 1:
+            tree[name] = flat[name]
         elif (carrier := _CLASSES.get(frozenset(group))) is not None:
-            tree[stem] = carrier(**group)
+            tree[name] = carrier(**group)
         else:
-            raise CompatibilityError(f"{stem!r} has the parts {sorted(group)}, which are not those of any carrier")
+            raise CompatibilityError(f"{name!r} has the parts {sorted(group)}, which are not those of any carrier")
     return tree
 
 

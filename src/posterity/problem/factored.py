@@ -12,8 +12,7 @@ Singular Bayesian neural networks (Toure and Stephens, 2026, arXiv 2602.00387) p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +21,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.errors import CompatibilityError, ShapeError
-from posterity.problem.carrier import Carrier, handles, name_of
+from posterity.problem.carrier import handles
+from posterity.problem.formed import Formed, refuse_max_norm
 
 __all__ = ["Factored"]
 
 
-class Factored(Carrier, parts=("left", "right")):
+class Factored(Formed, parts=("left", "right")):
     """The weight W[i, j...] = sum_k left[i, k] right[j..., k], without storage of its own.
 
     Args:
@@ -55,7 +55,6 @@ class Factored(Carrier, parts=("left", "right")):
 
     left: Tensor
     right: Tensor
-    _formed: Tensor | None
 
     @staticmethod
     def __new__(cls, left: Tensor, right: Tensor, shape: Sequence[int] | None = None) -> Factored:
@@ -79,7 +78,7 @@ class Factored(Carrier, parts=("left", "right")):
         carrier = Tensor._make_wrapper_subclass(
             cls, (left.shape[0], *right.shape[:-1]), dtype=left.dtype, device=left.device
         )
-        carrier.left, carrier.right, carrier._formed = left, right, None
+        carrier.left, carrier.right = left, right
         return carrier
 
     @property
@@ -87,61 +86,12 @@ class Factored(Carrier, parts=("left", "right")):
         """r, the number of columns of both factors."""
         return self.left.shape[1]
 
-    def dense(self) -> Tensor:
-        """W as a plain tensor, in the autograd graph of the factors; formed at the first call and kept.
-
-        Raises:
-            CompatibilityError: if someone wrote into the tensor of an earlier call.
-        """
-        formed = self._formed
-        if formed is None or self._outgrown(formed):
-            autocast = torch.amp.is_autocast_available(self.left.device.type)
-            with torch.autocast(self.left.device.type, enabled=False) if autocast else nullcontext():
-                columns = self.right.flatten(end_dim=-2).t()
-                self._formed = formed = torch.matmul(self.left, columns).reshape(self.shape)
-        elif not formed.is_inference() and formed._version:
-            raise CompatibilityError(
-                f"{self!r} was formed and then written to in place; a factored weight is read-only"
-            )
-        return formed
-
-    def _outgrown(self, formed: Tensor) -> bool:
-        """Whether W was formed in a mode (no_grad, inference) whose tensors cannot serve the present one."""
-        if formed.is_inference() and not torch.is_inference_mode_enabled():
-            return True
-        return self.requires_grad and torch.is_grad_enabled() and not formed.requires_grad
-
-    @classmethod
-    def fallback(
-        cls, function: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call the function on W itself; raises where that would write into W."""
-        name = getattr(function, "__name__", "")
-        writes = name in _WRITES or (name.endswith("_") and not name.endswith("__"))
-        if (writes and args and isinstance(args[0], Factored)) or isinstance(kwargs.get("out"), Factored):
-            raise CompatibilityError(
-                f"{name_of(function)} would write into a factored weight, which is read-only; change its factors, or "
-                "keep this parameter dense"
-            )
-        return function(*_with_dense(args), **_with_dense(dict(kwargs)))
+    def form(self) -> Tensor:
+        columns = self.right.flatten(end_dim=-2).t()
+        return torch.matmul(self.left, columns).reshape(self.shape)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Factored({'x'.join(map(str, self.shape))}, rank {self.rank})"
-
-
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-_WRITES = {"__set__", "__delete__", "__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
-
-
-def _with_dense(value: Any) -> Any:
-    """`value` with each Factored in it written out; lists because an LSTM takes its weights in one."""
-    if isinstance(value, Factored):
-        return value.dense()
-    if type(value) in (tuple, list):
-        return type(value)(_with_dense(item) for item in value)
-    if type(value) is dict:
-        return {key: _with_dense(item) for key, item in value.items()}
-    return value
 
 
 def _product(sizes: Sequence[int]) -> int:
@@ -209,7 +159,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    _refuse_max_norm(max_norm)
+    refuse_max_norm(max_norm)
     if not _is_matrix(weight):
         return NotImplemented
     if scale_grad_by_freq:  # scales each row of W's gradient, which the shared `right` cannot follow
@@ -220,20 +170,6 @@ def _embedding(
     # The padding row of W gets no gradient, so neither `left` nor `right` does through it.
     padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
     return torch.where(padding, rows.detach(), rows)
-
-
-@handles(Factored, F.embedding_bag)
-def _embedding_bag(*args: Any, max_norm: float | None = None, **options: Any) -> Any:
-    _refuse_max_norm(max_norm)
-    return NotImplemented
-
-
-def _refuse_max_norm(max_norm: float | None) -> None:
-    if max_norm is not None:
-        raise CompatibilityError(
-            f"an embedding with max_norm={max_norm} rewrites its weight, and a factored weight is read-only; set "
-            "max_norm=None, or keep this parameter dense"
-        )
 
 
 def _convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
