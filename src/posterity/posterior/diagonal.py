@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from posterity.errors import CompatibilityError
 from posterity.posterior.moments import Deterministic, Moment, Normal
 from posterity.posterior.posterior import DRAWS, Posterior
+from posterity.problem import priors
 from posterity.random import Random
-from posterity.tree import Tree, pick
+from posterity.tree import Tree, pick, weights
 
 __all__ = ["Diagonal"]
 
@@ -42,6 +44,20 @@ class Diagonal(Posterior):
 
     def moments(self) -> dict[str, Moment]:
         return {k: Normal(m, self.stds[k]) if k in self.stds else Deterministic(m) for k, m in self.means.items()}
+
+    def divergence(self, prior: priors.Prior) -> float:
+        """KL(q || p) in nats against a normal prior: sum of log(p/s) + (s^2 + (m - c)^2) / (2 p^2) - 1/2, in float64."""
+        if not isinstance(prior, priors.Normal):
+            raise CompatibilityError(
+                f"the KL in closed form needs a normal prior, got {prior.name}: fit with po.Normal()"
+            )
+        varied = weights(self.means)
+        if fixed := sorted(name for name in varied if name not in self.stds or bool((self.stds[name] == 0).any())):
+            raise CompatibilityError(
+                f"the KL is infinite: the weights {fixed} have no spread; fit a method that gives one to every weight, or "
+                "freeze them (requires_grad_(False)) before the fit"
+            )
+        return max(0.0, sum(float(prior.kl(name, mean, self.stds[name])) for name, mean in varied.items()))
 
     def tensors(self) -> Tree:
         return {**{f"mean/{k}": v for k, v in self.means.items()}, **{f"std/{k}": v for k, v in self.stds.items()}}

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from posterity.errors import CompatibilityError
 from posterity.posterior.moments import Moment
-from posterity.posterior.posterior import DRAWS, NO_MEAN, Posterior, posterior_from
+from posterity.posterior.posterior import DRAWS, NO_MEAN, Posterior, evenly, posterior_from
+from posterity.problem.priors import Prior
 from posterity.random import Random
 from posterity.tree import Tree, pick
 
@@ -26,9 +27,14 @@ class Mixture(Posterior):
 
     @property
     def finite(self) -> int | None:
-        return None
+        """Their number, where each is a point."""
+        return len(self.components) if all(component.finite == 1 for component in self.components) else None
 
     def draws(self, n: int | None, random: Random) -> Iterator[Tree]:
+        if self.finite is not None:
+            for k in evenly(n, self.finite):
+                yield next(self.components[k].draws(1, random))
+            return
         n = max(DRAWS, len(self.components)) if n is None else n
         k = len(self.components)
         streams = [c.draws(-(-(n - i) // k), random.fold(f"component {i}")) for i, c in enumerate(self.components[:n])]
@@ -40,6 +46,10 @@ class Mixture(Posterior):
 
     def moments(self) -> dict[str, Moment]:
         raise CompatibilityError(NO_MEAN)
+
+    def divergence(self, prior: Prior) -> float:
+        """The mean KL of the K components in nats: an upper bound of KL(q || p), by convexity, at most log K above it."""
+        return sum(component.divergence(prior) for component in self.components) / len(self.components)
 
     def tensors(self) -> Tree:
         return {f"{i}/{k}": v for i, c in enumerate(self.components) for k, v in c.tensors().items()}

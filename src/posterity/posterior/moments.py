@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Deterministic", "Moment", "Normal"]
+from posterity.posterior.factor_moments import FactoredNormal
+
+__all__ = ["Deterministic", "FactoredNormal", "Moment", "Normal"]
 
 
 class Deterministic(NamedTuple):
@@ -27,4 +29,4 @@ class Normal(NamedTuple):
     std: Tensor
 
 
-Moment = Deterministic | Normal
+Moment = Deterministic | Normal | FactoredNormal

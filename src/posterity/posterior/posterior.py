@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from posterity.errors import PosterityWarning, StorageError
+from posterity.errors import CompatibilityError, PosterityWarning, StorageError
 from posterity.posterior.moments import Moment
+from posterity.problem.priors import Prior
 from posterity.random import Random
 from posterity.tree import Tree
 
@@ -59,6 +60,19 @@ class Posterior(ABC):
     @abstractmethod
     def moments(self) -> dict[str, Moment]:
         """Moments of each weight tensor by name; buffers are deterministic."""
+
+    def divergence(self, prior: Prior) -> float:
+        """KL(q || p) >= 0 over all weights, in nats, in closed form; or an upper bound of it, where a family says so.
+
+        Args:
+            prior: bound to the network's tensors, as a problem's is.
+
+        Raises:
+            CompatibilityError: a family or a prior without a closed form, or weights without spread (it is infinite).
+        """
+        raise CompatibilityError(
+            f"no closed-form KL of a {self.kind} posterior from its prior: fit one that has it, such as po.MeanFieldVI()"
+        )
 
     @abstractmethod
     def tensors(self) -> Tree:
