@@ -32,6 +32,7 @@ from posterity.inference.algorithm import (
     survivors,
     varying,
 )
+from posterity.inference.elbo import add_divergence_
 from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.posterior.posterior import Posterior
@@ -118,13 +119,8 @@ class MeanFieldVI(Algorithm):
                 views.append(center.expand_as(log_std).contiguous())
             scratch = torch.empty(min(log_std.numel(), CHUNK), dtype=log_std.dtype, device=log_std.device)
             for m, rho, theta, g, *c in chunks(*views, alive=alive):
-                # dL/drho, written over theta, which has served
-                variance = torch.mul(rho, 2.0, out=scratch[: rho.numel()]).exp_()
-                theta.sub_(m).mul_(g).add_(variance, alpha=precision * share).sub_(share)
-                # dL/dm, written over g
-                g.add_(m, alpha=precision * share)
-                if c:
-                    g.sub_(c[0], alpha=precision * share)
+                theta.sub_(m).mul_(g)  # dL/drho is written over theta, which has served, and dL/dm over g
+                add_divergence_(g, theta, m, rho, precision, c[0] if c else None, share, scratch)
         mean_adam.update_(state.mean, gradient, state.mean_first, state.mean_second, alive)
         std_adam.update_(state.log_std, thetas, state.log_std_first, state.log_std_second, alive)
         keep_buffers(state.mean, info)
