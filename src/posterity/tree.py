@@ -1,7 +1,8 @@
 """Trees of tensors: `dict[str, Tensor]`, and the few things done to them.
 
 A name is a parameter's name in the module, `likelihood.<name>` for the likelihood's own parameters, or
-`buffer.<name>` for a buffer that a forward changes. K members or draws add a leading axis.
+`buffer.<name>` for a buffer that a forward changes. K members or draws add a leading axis. A draw may hold, under
+`dropout.seed`, the seed of the masks that its network drops units by, () int64.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = [
     "BUFFER",
     "CHUNK",
     "LIKELIHOOD",
+    "MASKS",
     "Tree",
     "chunks",
     "clone",
@@ -35,6 +37,7 @@ Tree = dict[str, Tensor]
 
 BUFFER = "buffer."
 LIKELIHOOD = "likelihood."
+MASKS = "dropout.seed"
 
 # 64k float32 elements are 256 KiB: a handful of operands stay in a core's second-level cache.
 CHUNK = 65536
@@ -68,8 +71,8 @@ def empty_like(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def weights(tree: Mapping[str, Tensor]) -> Tree:
-    """Everything but the buffers: what has a prior, a gradient and noise."""
-    return {name: leaf for name, leaf in tree.items() if not name.startswith(BUFFER)}
+    """Everything but buffers and the seed of masks: what has a prior, a gradient and noise."""
+    return {name: leaf for name, leaf in tree.items() if not name.startswith(BUFFER) and name != MASKS}
 
 
 def pick(tree: Mapping[str, Tensor], prefix: str) -> Tree:

@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import CompatibilityError, DataError
 from posterity.problem.batches import Batch, Reader, to_device
-from posterity.problem.carrier import leaves, rebuild
+from posterity.problem.carrier import is_constant, leaves, rebuild
+from posterity.problem.dropout import masks
 from posterity.problem.info import Info
 from posterity.problem.likelihoods import Likelihood, likelihood_from
 from posterity.problem.network import Network
@@ -29,7 +30,7 @@ from posterity.problem.noise import ForwardNoise
 from posterity.problem.priors import Prior, prior_from
 from posterity.problem.side_by_side import SideBySide
 from posterity.random import Random
-from posterity.tree import BUFFER, LIKELIHOOD, Tree, clone, pick, weights
+from posterity.tree import BUFFER, LIKELIHOOD, MASKS, Tree, clone, pick, weights
 
 __all__ = ["Info", "NetworkProblem", "Problem", "batch_rows", "stacked_nlls"]
 
@@ -212,7 +213,8 @@ class NetworkProblem:
         rows = sum(part.rows for part in parts)
         buffers = pick(theta, BUFFER)
         carried = buffers.keys()
-        plain = {name: leaf.detach().requires_grad_() for name, leaf in leaves(weights(theta)).items()}
+        every = {name: leaf.detach() for name, leaf in leaves(weights(theta)).items()}
+        plain = {name: leaf.requires_grad_() for name, leaf in every.items() if not is_constant(name)}
         total = torch.zeros((), device=self.network.device)
         gradient: Tree = {}
         for i, part in enumerate(parts):
@@ -222,7 +224,7 @@ class NetworkProblem:
             def backward(loss: Tensor, share: float = share) -> tuple[Tensor, Tree]:
                 return loss.detach() * share, self._gradient(loss * share, plain)
 
-            (loss, found), changed = self._measured(rebuild(plain), buffers, part, stream, backward)
+            (loss, found), changed = self._measured(rebuild(every), buffers, part, stream, backward)
             buffers = {**buffers, **changed}
             total = total + loss
             gradient = {name: gradient[name].add_(new) for name, new in found.items()} if gradient else found
@@ -268,9 +270,10 @@ class NetworkProblem:
         if isinstance(inputs, Batch):
             inputs = inputs.inputs
         args, kwargs = self.network.arguments(to_device(inputs, self.network.device))
-        named = {n: leaf for n, leaf in theta.items() if not n.startswith((LIKELIHOOD, BUFFER))}
+        named = {n: leaf for n, leaf in weights(theta).items() if not n.startswith(LIKELIHOOD)}
         # Also without an address: a forward that draws in evaluation mode must not move the caller's generator.
-        with self._noise.on(random or Random(0).fold("outputs"), train), self._autocast():
+        noise = self._noise.on(random or Random(0).fold("outputs"), train)
+        with noise, self._autocast(), masks(self.network, theta.get(MASKS)):
             outputs, _ = self.network.call(named, pick(theta, BUFFER), args, kwargs, train=train)
         return outputs
 

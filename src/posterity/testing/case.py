@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+
+from torch import nn
 
 from posterity.inference.algorithm import Algorithm
 
@@ -24,6 +26,7 @@ class Case:
             stds 1 / sqrt(P_ii) without correlations, the best independent normals in reverse KL; "point": the mode only.
         tolerance: of means in units of the wanted stds, of stds as a share of them, of correlations as they are.
         skip: check -> why it cannot apply.
+        network: what is done to the networks that are fitted for what they are fed, if the method cannot work on any.
 
     Raises:
         ValueError: an unknown spread.
@@ -35,6 +38,7 @@ class Case:
     spread: str = "exact"
     tolerance: float = 0.1
     skip: Mapping[str, str] = field(default_factory=dict)
+    network: Callable[[nn.Module], nn.Module] = lambda network: network
 
     def __post_init__(self) -> None:
         if self.spread not in SPREADS:

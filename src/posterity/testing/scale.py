@@ -78,5 +78,5 @@ def data_size_is_what_was_seen(case: Case) -> None:
         8: DataLoader(data, batch_size=4, sampler=some, drop_last=True),
         31: DataLoader(data, batch_size=5, sampler=repeats),
     }.items():
-        model = fit(plain_network(), loader, "categorical", case.algorithm, epochs=1)
+        model = fit(case.network(plain_network()), loader, "categorical", case.algorithm, epochs=1)
         expect(model.problem.data_size == wanted, f"N is {model.problem.data_size}, where {wanted} rows were seen")

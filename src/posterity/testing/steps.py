@@ -155,7 +155,7 @@ def non_finite_runs_stop(case: Case) -> None:
     options: dict[str, Any] = {"method": case.algorithm, "batch_size": 2}
 
     try:
-        model = fit(Overflowing(CLASSES), (one_bad, y), epochs=2, **options)
+        model = fit(case.network(Overflowing(CLASSES)), (one_bad, y), epochs=2, **options)
     except NonFiniteError as error:
         raise AssertionError(f"one row that overflows spoils all later steps: {error}") from error
     skipped = [row["skipped"] for row in model.history]
@@ -168,14 +168,14 @@ def non_finite_runs_stop(case: Case) -> None:
             expect(bool(torch.isfinite(leaf).all()), f"a draw of {name} is not finite after a skipped step")
 
     try:
-        fit(Overflowing(CLASSES), (all_bad, y), epochs=2, **options)
+        fit(case.network(Overflowing(CLASSES)), (all_bad, y), epochs=2, **options)
     except NonFiniteError as error:
         named = all(word in str(error) for word in ("member 0", "epoch 0", "batch 9"))
         expect(named, f"a NonFiniteError names the member, epoch and batch; it says: {error}")
     else:
         expect(False, "10 steps in a row without a finite loss did not stop the fit")
     try:
-        fit(Overflowing(CLASSES), (missing, y), epochs=1, **options)
+        fit(case.network(Overflowing(CLASSES)), (missing, y), epochs=1, **options)
     except DataError as error:
         expect("NaN" in str(error), f"a DataError names NaN; it says: {error}")
     else:
