@@ -17,6 +17,7 @@ import typer
 
 from posterity.errors import PosterityError, PosterityWarning
 from posterity.interfaces import table_commands
+from posterity.interfaces.certify import certify
 from posterity.interfaces.console import say, stderr, stdout
 from posterity.interfaces.results import folder, report
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only; progress goes to stderr.")]
 for _command in ("fit", "predict", "evaluate", "compare", "doctor"):
     app.command(_command)(getattr(table_commands, _command))
+app.command("certify")(certify)
 
 
 @app.callback(invoke_without_command=True)
