@@ -19,6 +19,7 @@ from posterity.errors import (
     ShapeError,
     StorageError,
 )
+from posterity.evaluation.certificate import Certificate, certify
 from posterity.evaluation.chains import ChainDiagnostics, chain_diagnostics
 from posterity.evaluation.diagnosis import diagnose
 from posterity.evaluation.evaluate import compare, evaluate
@@ -31,14 +32,18 @@ from posterity.inference.fisher import FisherVI
 from posterity.inference.gsm import GSM
 from posterity.inference.ivon import IVON
 from posterity.inference.laplace import LastLayerLaplace
+from posterity.inference.low_rank import LowRankVI
 from posterity.inference.map import MAP
 from posterity.inference.mass import Mass
+from posterity.inference.mc_dropout import MCDropout
 from posterity.inference.mean_field import MeanFieldVI
 from posterity.inference.optimizer_laplace import OptimizerLaplace
+from posterity.inference.rank_one import RankOneVI
 from posterity.inference.schedule import Cosine
 from posterity.inference.score import ScoreVI
 from posterity.inference.sghmc import SGHMC
 from posterity.inference.sgld import SGLD
+from posterity.inference.swag import SWAG
 from posterity.model import BayesianModel, load
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.predictive import Predictive
@@ -74,11 +79,13 @@ __all__ = [
     "MAP",
     "SGHMC",
     "SGLD",
+    "SWAG",
     "Algorithm",
     "BaM",
     "BayesianModel",
     "Bernoulli",
     "Categorical",
+    "Certificate",
     "ChainDiagnostics",
     "CompatibilityError",
     "Cosine",
@@ -94,6 +101,8 @@ __all__ = [
     "Laplace",
     "LastLayerLaplace",
     "Likelihood",
+    "LowRankVI",
+    "MCDropout",
     "Mass",
     "MeanFieldVI",
     "Multilabel",
@@ -111,6 +120,7 @@ __all__ = [
     "PriorError",
     "Problem",
     "Random",
+    "RankOneVI",
     "ScaleMixture",
     "ScoreVI",
     "ShapeError",
@@ -118,6 +128,7 @@ __all__ = [
     "StorageError",
     "StudentT",
     "Tokens",
+    "certify",
     "chain_diagnostics",
     "compare",
     "diagnose",

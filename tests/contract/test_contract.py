@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.contract.toy import SGLD
+from torch import nn
 
 import posterity as po
 from posterity.testing import CHECKS, Case
@@ -33,6 +34,9 @@ SCORE: dict[str, Any] = {"steps": 1500, "spread": "diagonal", "tolerance": 0.08}
 # One normal over all weights is exact: what is left is how far 800 steps come, and the drawing, as above.
 JOINT: dict[str, Any] = {"steps": 800, "tolerance": 0.06}
 
+# At the mode as above, and what would spread the draws is not there: the noise of batches (SWAG), or a dropout.
+STILL = MODE
+
 FAST = po.Cosine(0.2)
 LONG: dict[str, Any] = {
     "noise_correction": False, "members": 1, "warmup": 300, "draws_per_chain": 200, "thin": 5, "friction": 0.1,
@@ -47,6 +51,8 @@ KNOWN = ("correlated_density", "conjugate_regression")
 FLOW = dict.fromkeys(
     KNOWN, "its 250 weights are too many for a flow; tests/inference/test_score_flow.py has smaller ones"
 )
+RANK_ONE = "all copies of the target share the scales of one matrix; tests/inference/test_rank_one.py has its own truth"
+MASKED = "a draw has masks, which torch alone cannot be given; tests/inference/test_mc_dropout.py looks at its weights"
 CASES = {
     "map": Case(po.MAP(), po.MAP(learning_rate=FAST), **MODE),
     "deep-ensemble": Case(po.DeepEnsemble(3), po.DeepEnsemble(2, learning_rate=FAST), **MODE),
@@ -143,6 +149,43 @@ CASES = {
             **dict.fromkeys(KNOWN, "its std is the optimizer's: the noise of batches, not curvature"),
             "same_rows_same_posterior": "B nu is the Fisher information of rows at random: it feels how they are dealt",
         },
+    ),
+    "low-rank": Case(
+        po.LowRankVI({"*0.weight": 1}),
+        po.LowRankVI(
+            {"*": "normal"},
+            vectors="normal",
+            learning_rate=po.Cosine(0.1),
+            std_learning_rate=po.Cosine(0.1),
+            kl_ramp=0.0,
+        ),
+        skip={"frozen_unused_tied": "its prior is centred on given weights, which have no factors; see the row below"},
+        **VARIATIONAL,
+    ),
+    "low-rank-ensemble": Case(
+        po.Ensemble(po.LowRankVI({"*": 1}, noise="antithetic", change=True), 2),
+        skip={
+            **dict.fromkeys(KNOWN, "as of one member"),
+            "non_finite_steps_are_skipped": "no rank pays for its 1 x 4 layer, which is said; see the row above",
+        },
+    ),
+    "swag": Case(
+        po.SWAG(collections=3, every=2, rank=2),
+        po.SWAG(base=po.MAP(learning_rate=FAST), collections=20, every=1),
+        **STILL,
+    ),
+    "rank-one": Case(po.RankOneVI(), skip=dict.fromkeys(KNOWN, RANK_ONE)),
+    "rank-one-ensemble": Case(po.Ensemble(po.RankOneVI(), 2), skip=dict.fromkeys(KNOWN, RANK_ONE)),
+    "mc-dropout": Case(
+        po.MCDropout(),
+        po.MCDropout(learning_rate=FAST),
+        network=lambda network: nn.Sequential(network, nn.Dropout(0.2)),
+        skip={
+            "members_keep_their_statistics": MASKED,
+            "frozen_unused_tied": MASKED,
+            "same_rows_same_posterior": "a row's mask in training is another one where the row comes in another batch",
+        },
+        **STILL,
     ),
     "toy-sgld": Case(SGLD(), SGLD(step_size=0.015, burn_in=150), **LANGEVIN),
 }

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import posterity as po
 from posterity.errors import CompatibilityError
 
-__all__ = ["METHODS", "hint", "method_named"]
+__all__ = ["DROPOUT", "METHODS", "hint", "method_named"]
+
+DROPOUT = 0.05  # of a preset network under mc-dropout
 
 _MAP = po.MAP(learning_rate=po.Cosine(5e-3))
 
@@ -32,6 +34,10 @@ METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
     "fisher-vi": lambda: po.FisherVI(),
     "laplace": lambda: po.LastLayerLaplace(base=_MAP),
     "optimizer-laplace": lambda: po.OptimizerLaplace(base=_MAP),
+    "low-rank": lambda: po.LowRankVI(learning_rate=po.Cosine(2.5e-3)),
+    "swag": lambda: po.SWAG(base=_MAP),
+    "rank-one": lambda: po.RankOneVI(),
+    "mc-dropout": lambda: po.MCDropout(learning_rate=po.Cosine(5e-3)),
     "sghmc": lambda: po.SGHMC(ensemble=_MAP),
     "sgld": lambda: po.SGLD(ensemble=_MAP),
 }

@@ -27,10 +27,10 @@ from torch import nn
 
 import posterity as po
 from posterity.errors import CompatibilityError, DataError
-from posterity.interfaces.methods import METHODS, hint, method_named
+from posterity.interfaces.methods import DROPOUT, METHODS, hint, method_named
 from posterity.models.tabular import PRESETS
 
-__all__ = ["Settings", "build_method", "build_network", "read_yaml"]
+__all__ = ["Settings", "build_method", "build_network", "network_for", "read_yaml"]
 
 Named = str | Mapping[str, Any]  # a name, or {"class_path": ..., "init_args": {...}}
 
@@ -51,6 +51,7 @@ class Settings:
         network: "linear", "mlp", "resmlp" or a class.
         likelihood: "categorical" or "gaussian" by the task, unless given.
         method: a name (see `methods`) or a class.
+        rank: of the method, where it has one (low-rank, swag, score-vi-low-rank).
         methods: of a comparison: names, or name -> class.
         seeds: of a comparison, how many.
         prior: of the normal prior: the std of a weight is this over the root of its fan-in.
@@ -76,6 +77,7 @@ class Settings:
     network: Named = "mlp"
     likelihood: str | None = None
     method: Named = "deep-ensemble"
+    rank: int | None = None
     methods: tuple[str, ...] | Mapping[str, Named] = tuple(METHODS)
     seeds: int = 3
     prior: float = 2.0
@@ -114,7 +116,7 @@ class Settings:
                 )
             if not isinstance(named, str | Mapping):
                 raise DataError(f"method {name!r} must be a name or a class, got {named!r}")
-        for name in ("prior", "data_weight", "epochs", "batch_size", "seeds"):
+        for name in ("prior", "data_weight", "epochs", "batch_size", "seeds", "rank"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise DataError(f"{name} must be above 0, got {value}")
 
@@ -127,7 +129,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "drop": (str, list, tuple), "methods": (str, list, tuple, dict), "network": (str, dict), "method": (str, dict),
     "data_weights": (str, float, int, list, tuple),
     "validation": (float, int), "test": (float, int), "prior": (float, int), "data_weight": (float, int),
-    "split_seed": (int,), "seeds": (int,), "epochs": (int,), "batch_size": (int,), "seed": (int,), "calibrate": (bool,),
+    "split_seed": (int,), "seeds": (int,), "epochs": (int,), "rank": (int,), "batch_size": (int,), "seed": (int,),
+    "calibrate": (bool,),
 }  # fmt: skip
 
 
@@ -176,17 +179,27 @@ def read_yaml(path: str | os.PathLike[str]) -> Settings:
     return settings
 
 
-def build_method(named: Named) -> po.Algorithm:
-    """The algorithm of a name or a class path.
+def build_method(named: Named, rank: int | None = None) -> po.Algorithm:
+    """The algorithm of a name or a class path, with another rank where one is given.
 
-    Raises CompatibilityError: no such name or class, arguments that it does not take, or not an algorithm.
+    Raises CompatibilityError: no such name or class, arguments that it does not take, no algorithm, or one without rank.
     """
-    if isinstance(named, str) and "." not in named:
-        return method_named(named)
-    method = _build(named, {})
+    method = method_named(named) if isinstance(named, str) and "." not in named else _build(named, {})
     if not isinstance(method, po.Algorithm):
         raise CompatibilityError(f"{_path(named)} is not an algorithm such as posterity.IVON")
-    return method
+    if rank is None:
+        return method
+    if not hasattr(method, "rank"):
+        raise CompatibilityError(f"{method.name} has no rank: --rank is of low-rank, swag and score-vi-low-rank")
+    changed: dict[str, Any] = {"rank": rank}
+    return dataclasses.replace(method, **changed)
+
+
+def network_for(network: Named, method: po.Algorithm) -> Named:
+    """The network that a method is given where a preset is asked for: Monte Carlo dropout needs one with dropout."""
+    if isinstance(method, po.MCDropout) and isinstance(network, str) and network in PRESETS:
+        return {"class_path": f"posterity.models.tabular.{network}", "init_args": {"dropout": DROPOUT}}
+    return network
 
 
 def build_network(named: Named, inputs: int, outputs: int) -> nn.Module:

@@ -32,6 +32,7 @@ Network = Annotated[str | None, typer.Option(help="linear, mlp (default), resmlp
 Likelihood = Annotated[
     str | None, typer.Option(help="By the task unless given: e.g. heteroscedastic, student-t, poisson.")
 ]
+Rank = Annotated[int | None, typer.Option(help="Of low-rank, swag, score-vi-low-rank; the method's own unless given.")]
 Epochs = Annotated[int | None, typer.Option(help="Per member; by the number of rows unless given.")]
 BatchSize = Annotated[int | None, typer.Option(help="Rows per batch; by the number of rows unless given.")]
 Prior = Annotated[
@@ -54,7 +55,7 @@ def fit(
     data: Table,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
     target: Target = None, task: Task = None, drop: Drop = None,
-    method: Annotated[str | None, typer.Option(help=_METHOD)] = None,
+    method: Annotated[str | None, typer.Option(help=_METHOD)] = None, rank: Rank = None,
     network: Network = None, likelihood: Likelihood = None, epochs: Epochs = None, batch_size: BatchSize = None,
     prior: Prior = None, data_weight: Weight = None, test: Test = None, validation: Validation = None,
     split_column: SplitColumn = None, group: Group = None, time: Time = None, seed: Seed = None,
@@ -67,9 +68,9 @@ def fit(
 
     _one_thread()
     options = {
-        "target": target, "task": task, "drop": drop, "method": method, "network": network, "likelihood": likelihood,
-        "epochs": epochs, "batch_size": batch_size, "prior": prior, "data_weight": data_weight, "test": test,
-        "validation": validation, "split_column": split_column, "group": group, "time": time, "seed": seed,
+        "target": target, "task": task, "drop": drop, "method": method, "rank": rank, "network": network,
+        "likelihood": likelihood, "epochs": epochs, "batch_size": batch_size, "prior": prior, "data_weight": data_weight,
+        "test": test, "validation": validation, "split_column": split_column, "group": group, "time": time, "seed": seed,
         "split_seed": split_seed, "calibrate": calibrate,
     }  # fmt: skip
     prepared = _prepared(data, options)
@@ -228,7 +229,7 @@ def _prepared(path: Path, options: dict[str, Any]) -> Prepared:
     from posterity.interfaces.tables.prepared import prepare
 
     settings, frame = _settings(path, options)
-    build_method(settings.method)  # before minutes are spent on a name that does not exist
+    build_method(settings.method, settings.rank)  # before minutes are spent on a name that does not exist
     return prepare(frame, settings, say)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import posterity as po
 from posterity.errors import DataError, PosterityWarning, StorageError
-from posterity.interfaces.settings import Named, build_method, build_network
+from posterity.interfaces.settings import Named, build_method, build_network, network_for
 from posterity.interfaces.tables.columns import Columns
 from posterity.interfaces.tables.prepared import Prepared, Tell
 from posterity.interfaces.tables.target import Target
@@ -65,12 +65,14 @@ def fit_table(
     """
     settings, out = prepared.settings, Path(out)
     named = settings.method if method is None else method
-    algorithm = build_method(named)
+    algorithm = build_method(named, settings.rank if method is None else None)
     seed = settings.seed if seed is None else seed
     width, outputs = prepared.columns.width, prepared.outputs
 
+    described = network_for(settings.network, algorithm)
+
     def network() -> torch.nn.Module:
-        return build_network(settings.network, width, outputs)
+        return build_network(described, width, outputs)
 
     with Random(seed).fold("describe").forked():
         tell(f"network: {describe(network())}")
@@ -94,7 +96,7 @@ def fit_table(
     write_tensors(out / ROWS, {"keys": keys})
     if prepared.calibrates and model.calibration is None:
         _calibrate(model, validation, out, tell)
-    atomic_json(out / TABLE, _record(prepared, named))
+    atomic_json(out / TABLE, _record(prepared, named, described))
     return TableModel(model, prepared.columns, prepared.target, keys)
 
 
@@ -240,14 +242,14 @@ def row_keys(inputs: Tensor) -> Tensor:
     return keys
 
 
-def _record(prepared: Prepared, method: Named) -> dict[str, Any]:
+def _record(prepared: Prepared, method: Named, network: Named) -> dict[str, Any]:
     settings = dataclasses.asdict(prepared.settings)
     sizes = {name: len(getattr(prepared.parts, name)) for name in ("train", "validation", "test")}
     return {
         "format_version": 1,
         "columns": prepared.columns.to_json(),
         "target": prepared.target.to_json(),
-        "network": prepared.settings.network,
+        "network": network,
         "outputs": prepared.outputs,
         "rows": sizes,
         "settings": {**settings, "method": method},
