@@ -51,6 +51,7 @@ METHODS: dict[str, Demo] = {
     "score-vi": Demo(
         po.ScoreVI(learning_rate=po.Cosine(4e-2), std_learning_rate=po.Cosine(3e-2)), 40, ("draws", "mean")
     ),
+    "low-rank": Demo(po.LowRankVI(rank=8, learning_rate=po.Cosine(1e-2)), 40, ("draws", "mean")),
     "ivon": Demo(po.IVON(learning_rate=po.Cosine(0.5)), 50, ("draws", "mean")),
     "sghmc": Demo(
         po.SGHMC(members=5, ensemble=_MAP, warmup=200, draws_per_chain=10, thin=20), 40, ("draws",), pick="map"

@@ -34,7 +34,7 @@ METHODS: Mapping[str, Callable[[], po.Algorithm]] = {
     "fisher-vi": lambda: po.FisherVI(),
     "laplace": lambda: po.LastLayerLaplace(base=_MAP),
     "optimizer-laplace": lambda: po.OptimizerLaplace(base=_MAP),
-    "low-rank": lambda: po.LowRankVI(learning_rate=po.Cosine(2.5e-3)),
+    "low-rank": lambda: po.LowRankVI(learning_rate=po.Cosine(5e-3)),
     "swag": lambda: po.SWAG(base=_MAP),
     "rank-one": lambda: po.RankOneVI(),
     "mc-dropout": lambda: po.MCDropout(learning_rate=po.Cosine(5e-3)),

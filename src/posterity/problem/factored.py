@@ -105,11 +105,13 @@ def _is_matrix(value: Any) -> bool:
 def _turned(factor: Tensor, rows: int) -> Tensor:
     """factor^T [r, n], copied row by row where it will meet many rows on a CPU.
 
-    autograd computes a factor's gradient in the layout that the factor had in the product, and BLAS needs up to nine
-    times longer for [n, r] than for [r, n] (n = 1024, r = 8, 128 rows). The copy pays from about 64 rows on.
+    BLAS needs up to nine times longer for [n, r] than for [r, n] (n = 1024, r = 8, 128 rows), and autograd computes a
+    factor's gradient in the layout that the factor had in the product. The copy pays from about 64 rows on.
     """
-    copied = torch.is_grad_enabled() and factor.requires_grad and factor.is_cpu and rows >= 64
-    return _whole(factor).t().contiguous() if copied else factor.t()
+    if not factor.is_cpu or rows < 64:
+        return factor.t()
+    traced = torch.is_grad_enabled() and factor.requires_grad
+    return (_whole(factor) if traced else factor).t().contiguous()
 
 
 def _whole(factor: Tensor) -> Tensor:
