@@ -157,3 +157,17 @@ def test_epistemic_uncertainty_grows_off_the_data() -> None:
     model = po.fit(network, (X, y), "gaussian", method, epochs=30, batch_size=8)
     on, off = (model.predict(at, draws=64).epistemic.mean() for at in (X, 4.0 * X))  # type: ignore[attr-defined]
     assert off > 2.0 * on > 0.0
+
+
+def test_weights_that_stand_still_leave_no_negative_variance() -> None:
+    """The mean that is moved to a weight misses it by a last bit, and Welford's product is negative for half of them."""
+    still = po.Density(lambda theta: 0.0 * theta["w"].sum(), {"w": torch.zeros(1009)})
+    method = po.SWAG(collections=2, every=1)
+    last = method.stages_from_start(po.Plan(1, 2, 1))[-1][0]
+    state = last.init(still, still.start(), Random(0), po.Plan(1, 2, 1))
+    state.mean["w"].copy_(Random(1).normal((1, 1009)))
+    state.theta["w"].copy_(Random(2).normal((1, 1009)))
+    for _ in range(2):
+        state, _ = last.step(still, state, [None], Random(0))
+    assert int(state.collected) == 2
+    assert not bool((state.squares["w"] < 0).any())

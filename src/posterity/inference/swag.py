@@ -175,7 +175,7 @@ def _collect_(state: SWAGState, k: int) -> None:
         before = state.theta[name][k] - mean
         mean.add_(before, alpha=1.0 / (count + 1))
         after = state.theta[name][k] - mean
-        state.squares[name][k].addcmul_(before, after)
+        state.squares[name][k].add_(torch.mul(before, after).clamp_(min=0.0))  # never below, but for rounding
         deviations = state.deviations[name][k]
         deviations[count % len(deviations)] = after
     state.collected[k] = count + 1
