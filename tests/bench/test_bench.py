@@ -122,7 +122,10 @@ UNMEASURED = {
     "bde-image",
     "bde-language",
     "bde-tabular",
-    
+    "low-rank-air",
+    "low-rank-cost",
+    "low-rank-icu",
+    "low-rank-text",
 }
 
 
