@@ -193,6 +193,8 @@ CASES = {
 
 SLOW = {(case, check) for case in ("advi-full", "sghmc-euler-adaptive") for check in KNOWN}
 SLOW |= {("score-vi-mixture", "conjugate_regression")}
+# Members are checked in the fast rows of the deep ensemble and of mean-field.
+SLOW |= {(f"{case}-ensemble", check) for case in ("score-vi", "swag", "rank-one", "low-rank") for check in CHECKS}
 
 
 @pytest.mark.filterwarnings("ignore:the chains run without the dropout")
