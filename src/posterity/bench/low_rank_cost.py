@@ -61,8 +61,11 @@ def cells(quick: bool, peers: bool) -> Mapping[str, Cell]:
     turns = 2 if quick else 31
     small = 16 if quick else 1
     found: dict[str, Cell] = {
-        f"linear {width}": partial(_gradients, f"linear {width}", partial(_linear, width // small), 8, turns)
+        f"linear {width}{name}": partial(
+            _gradients, f"linear {width}{name}", partial(_linear, width // small, depth), 8, turns
+        )
         for width in (1024, 512)
+        for name, depth in (("", 4), (" alone", 1))  # what a step costs once, whatever the network, weighs on one layer
     }
     found["embedding"] = partial(_gradients, "embedding", partial(_embedding, WORDS // small), 16, turns)
     found["prediction"] = partial(_predictions, turns if quick else 15)
@@ -103,19 +106,19 @@ def claims(rows: list[Row]) -> dict[str, float]:
 Data = tuple[nn.Module, Tensor, Tensor]
 
 
-class _Layer(nn.Module):
-    """One Linear, whose first two outputs are the logits: the loss costs next to nothing."""
+class _Layers(nn.Module):
+    """Linears whose first two outputs are the logits: the loss costs next to nothing."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, depth: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)[:, :2]
+        return self.layers(x)[:, :2]
 
 
-def _linear(width: int) -> Data:
-    return _Layer(width), Random(0).normal((128, width)), torch.arange(128) % 2
+def _linear(width: int, depth: int) -> Data:
+    return _Layers(width, depth), Random(0).normal((128, width)), torch.arange(128) % 2
 
 
 class _Lookup(nn.Module):
