@@ -10,7 +10,7 @@ from rich.console import Console
 from posterity import bench as benches
 from posterity.bench import race, runner, training_cost
 from posterity.bench.bench import Bench, Limit
-from posterity.bench.runner import BENCHES
+from posterity.bench.registry import BENCHES
 from posterity.errors import DataError, PosterityError, PosterityWarning
 
 

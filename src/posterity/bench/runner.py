@@ -1,4 +1,4 @@
-"""The benches: what they are called, how one is run and written down, and whether the committed figures still hold.
+"""How a bench is run and written down, and whether the committed figures still hold.
 
 A run that writes to a file keeps finished cells beside it and goes on from there. A claim is
 published from `benchmarks/results/NAME.json` only, which a full run wrote; `check` holds it to the limits.
@@ -19,184 +19,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import posterity
-from posterity.bench import (
-    bde_image,
-    bde_language,
-    bde_tabular,
-    carrier_cost,
-    certificate,
-    chains_cost,
-    low_rank_air,
-    low_rank_change,
-    low_rank_cost,
-    low_rank_fashion,
-    low_rank_icu,
-    low_rank_text,
-    score_cost,
-    score_gaussian,
-    score_mixture,
-    score_mnist,
-    score_posteriordb,
-    sghmc_gaussian,
-    training_cost,
-)
-from posterity.bench.bench import Bench, Limit
+from posterity.bench.bench import Limit
+from posterity.bench.registry import BENCHES
 from posterity.errors import DataError, PosterityWarning, StorageError
 from posterity.posterior.files import atomic_json, read_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BENCHES", "RESULTS", "check", "names", "run", "table"]
+__all__ = ["RESULTS", "check", "names", "run", "table"]
 
 RESULTS = Path("benchmarks/results")  # of the checkout that the command runs in
-
-BENCHES: dict[str, Bench] = {
-    "training-cost": Bench(
-        "time and memory of a training step against torch's AdamW",
-        training_cost.cells,
-        training_cost.claims,
-        training_cost.LIMITS,
-        ("contestant", "milliseconds", "times_adamw", "median_times_adamw", "copies"),
-    ),
-    "carrier-cost": Bench(
-        "time of a linear layer with a factored weight against the dense one",
-        lambda quick, peers: {"linear": lambda: [dict(carrier_cost.measure(2 if quick else 21))]},
-        lambda rows: {"factored_time": rows[0]["ratio"], "formed_time": rows[0]["formed_ratio"]},
-        {"factored_time": Limit(high=0.2)},
-    ),
-    "chains-cost": Bench(
-        "time of chains side by side against one after the other, and what their draws cost",
-        chains_cost.cells,
-        chains_cost.claims,
-        chains_cost.LIMITS,
-        ("path", "members", "milliseconds", "speedup", "draws", "lppd_error", "predict_seconds", "predict_mebibytes"),
-    ),
-    "score-gaussian": Bench(
-        "score-based variational inference on normal targets of known spectra",
-        score_gaussian.cells,
-        score_gaussian.claims,
-        score_gaussian.LIMITS,
-        ("method", "seed", "kl", "kl_per_dim", "variance_ratio", "correlation_error"),
-    ),
-    "score-mixture": Bench(
-        "which of two modes each family finds, and with what weight",
-        score_mixture.cells,
-        score_mixture.claims,
-        score_mixture.LIMITS,
-        ("seed", "kl", "right_mass", "seconds"),
-    ),
-    "score-posteriordb": Bench(
-        "score-based variational inference on sixteen posteriors with reference draws",
-        score_posteriordb.cells,
-        score_posteriordb.claims,
-        score_posteriordb.LIMITS,
-        ("method", "seed", "trial", "elbo", "mean_error", "sd_ratio_low", "sd_ratio_high", "seconds"),
-    ),
-    "score-mnist": Bench(
-        "score-based variational inference on 1000 digits beside MAP, ADVI, IVON, Laplace and a deep ensemble",
-        score_mnist.cells,
-        score_mnist.claims,
-        score_mnist.LIMITS,
-        ("method", "seed", "rate", "other", "validation_nll", "error", "nll", "ece", "ood_auroc", "seconds"),
-    ),
-    "score-cost": Bench(
-        "time and memory of a step of score-based variational inference against SGD, AdamW and autograd's ADVI",
-        score_cost.cells,
-        score_cost.claims,
-        score_cost.LIMITS,
-        ("contestant", "milliseconds", "times_sgd", "median_times_sgd", "copies"),
-    ),
-    "sghmc-gaussian": Bench(
-        "Hamiltonian chains on normal targets: stationary variances, limits of stability, masses, gradient noise",
-        sghmc_gaussian.cells,
-        sghmc_gaussian.claims,
-        sghmc_gaussian.LIMITS,
-        ("sampler", "friction", "step", "error", "eig_low", "eig_high"),
-    ),
-    "bde-tabular": Bench(
-        "chains from the members of a converged ensemble on five tables: masses, noise correction, warm-up, step sizes",
-        bde_tabular.cells,
-        bde_tabular.claims,
-        bde_tabular.LIMITS,
-        ("method", "window", "picked", "step_size", "lppd", "single_lppd", "rmse", "coverage", "lost", "kinetic"),
-    ),
-    "bde-image": Bench(
-        "chains from the members of an ensemble on Fashion-MNIST and on CIFAR-10 from JPEG files",
-        bde_image.cells,
-        bde_image.claims,
-        bde_image.LIMITS,
-        ("method", "window", "picked", "step_size", "lppd", "single_lppd", "accuracy", "ece", "lost", "kinetic"),
-    ),
-    "bde-language": Bench(
-        "chains from the members of an ensemble of character models",
-        bde_language.cells,
-        bde_language.claims,
-        bde_language.LIMITS,
-        ("method", "window", "picked", "step_size", "lppd", "perplexity_test", "perplexity_lamb", "lost", "kinetic"),
-    ),
-    "low-rank-cost": Bench(
-        "a low-rank draw's gradient, predictions and whole trainings, against dense weights and an ensemble",
-        low_rank_cost.cells,
-        low_rank_cost.claims,
-        low_rank_cost.LIMITS,
-        ("method", "contestant", "milliseconds", "times_dense", "passes", "times_ensemble", "times_adamw"),
-    ),
-    "low-rank-fashion": Bench(
-        "low-rank networks, mean-field and an ensemble on Fashion-MNIST, and Kuzushiji as what is foreign",
-        low_rank_fashion.cells,
-        low_rank_fashion.claims,
-        low_rank_fashion.LIMITS,
-        (
-            "method",
-            "seed",
-            "rate",
-            "accuracy",
-            "nll",
-            "ece",
-            "auroc_mi",
-            "auroc_c",
-            "auroc_var",
-            "parameters",
-            "seconds",
-        ),
-    ),
-    "low-rank-change": Bench(
-        "Bayesian low-rank adaptation of a sentence encoder and of a language model",
-        low_rank_change.cells,
-        low_rank_change.claims,
-        low_rank_change.LIMITS,
-        ("method", "data_weight", "accuracy", "nll", "ece", "ood_auroc_mi_oos", "perplexity", "parameters", "seconds"),
-    ),
-    "certificate": Bench(
-        "PAC-Bayes bounds of low-rank and mean-field posteriors under three priors",
-        certificate.cells,
-        certificate.claims,
-        certificate.LIMITS,
-        ("method", "prior", "verdict", "bound", "mcallester", "kl", "gibbs_error", "test_error", "majority_error"),
-    ),
-    "low-rank-icu": Bench(
-        "low-rank networks and six rivals on deaths in intensive care, and on patients of a unit that was never seen",
-        low_rank_icu.cells,
-        low_rank_icu.claims,
-        low_rank_icu.LIMITS,
-        ("block", "method", "data_weight", "rate", "auroc", "nll", "ece", "ood_auroc_mi_csru", "parameters", "seconds"),
-    ),
-    "low-rank-air": Bench(
-        "low-rank recurrent networks and six rivals on the air of Beijing, and of the country around it",
-        low_rank_air.cells,
-        low_rank_air.claims,
-        low_rank_air.LIMITS,
-        ("block", "method", "data_weight", "rmse", "nll", "coverage_95", "width_95", "mae_80", "parameters", "seconds"),
-    ),
-    "low-rank-text": Bench(
-        "low-rank transformers and six rivals on opinions of films, and on sentences about something else",
-        low_rank_text.cells,
-        low_rank_text.claims,
-        low_rank_text.LIMITS,
-        ("block", "method", "data_weight", "accuracy", "nll", "ece", "ood_auroc_mi_sms", "parameters", "seconds"),
-    ),
-}
 
 
 def names() -> list[str]:
