@@ -49,7 +49,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the split, the fits and the draws.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for evaluation.json and report.html.")] = Path("posterity-demo"),
 ) -> None:
-    """Compare every method on real handwritten digits; under a minute on two cores."""
+    """Compare every method on real handwritten digits; about a minute on two cores."""
     import torch
 
     from posterity.interfaces.demo import run
