@@ -35,7 +35,7 @@ from posterity.inference.elbo import add_divergence_, add_sampled_divergence_
 from posterity.inference.factor_init import Initial, first_factors, padding_rows, typical_size
 from posterity.inference.gaussian import noisy, prior_where_idle, typical_std
 from posterity.inference.ranks import Rank, Ranks, tensor_ranks
-from posterity.inference.reparameterised import Noise, data_gradients
+from posterity.inference.reparameterised import NOISES, Noise, data_gradients
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.posterior.factors import Factors, divergence
 from posterity.posterior.mixture import mixture
@@ -124,7 +124,7 @@ class LowRankVI(Algorithm):
             raise ValueError(f"kl_ramp must lie in [0, 1], got {self.kl_ramp}")
         known = {
             "initial": (None, "scale", "svd"),
-            "noise": ("shared", "antithetic", "local"),
+            "noise": NOISES,
             "vectors": ("point", "normal"),
         }
         for option, values in known.items():

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from posterity.errors import CompatibilityError
 from posterity.problem.carrier import Carrier, handles, name_of
 
-__all__ = ["Formed", "refuse_max_norm"]
+__all__ = ["Formed", "refuse_max_norm", "replaced"]
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _WRITES = {"__set__", "__delete__", "__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
@@ -87,12 +87,16 @@ def _embedding_bag(input: Any, weight: Any, *args: Any, **options: Any) -> Any:
     return F.embedding_bag(**{**_with_dense(given), "sparse": False})  # the parts' gradients are dense
 
 
-def _with_dense(value: Any) -> Any:
-    """`value` with each carrier in it written out; lists because an LSTM takes its weights in one."""
-    if isinstance(value, Formed):
-        return value.dense()
+def replaced(value: Any, kind: type[Any], by: Callable[[Any], Any]) -> Any:
+    """`value` with each carrier of a kind in it replaced; lists because an LSTM takes its weights in one."""
+    if isinstance(value, kind):
+        return by(value)
     if type(value) in (tuple, list):
-        return type(value)(_with_dense(item) for item in value)
+        return type(value)(replaced(item, kind, by) for item in value)
     if type(value) is dict:
-        return {key: _with_dense(item) for key, item in value.items()}
+        return {key: replaced(item, kind, by) for key, item in value.items()}
     return value
+
+
+def _with_dense(value: Any) -> Any:
+    return replaced(value, Formed, Formed.dense)

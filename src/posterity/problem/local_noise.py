@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from posterity.errors import CompatibilityError
 from posterity.problem.carrier import handles
 from posterity.problem.factored import Factored
-from posterity.problem.formed import Formed
+from posterity.problem.formed import Formed, replaced
 
 __all__ = ["LocallyNoisy"]
 
@@ -70,7 +70,8 @@ class LocallyNoisy(Formed, parts=("left_mean", "left_std", "right_mean", "right_
     def fallback(
         cls, function: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        return function(*_with_shared(args), **_with_shared(dict(kwargs)))
+        shared = LocallyNoisy.shared
+        return function(*replaced(args, cls, shared), **replaced(dict(kwargs), cls, shared))
 
 
 @handles(LocallyNoisy, F.linear)
@@ -90,13 +91,3 @@ def _noisy(x: Tensor, mean: Tensor, std: Tensor, bias: Tensor | None) -> Tensor:
     """x mean^T + sqrt(x^2 (std^2)^T) e + bias"""
     spread = F.linear(x.square(), std.square()).add(_TINY).sqrt()
     return F.linear(x, mean, bias) + spread * torch.randn_like(spread)
-
-
-def _with_shared(value: Any) -> Any:
-    if isinstance(value, LocallyNoisy):
-        return value.shared()
-    if type(value) in (tuple, list):
-        return type(value)(_with_shared(item) for item in value)
-    if type(value) is dict:
-        return {key: _with_shared(item) for key, item in value.items()}
-    return value
