@@ -70,6 +70,7 @@ class Task(NamedTuple):
         measure: of a way to predict, the fields of a row; asked for the reported pairs only.
         trials: the grid.
         rank: of the factors.
+        relative_std, init_std: where the stds of factors and of mean-field start.
         draws: of the methods that have no end of them.
         handed: what is done to a way to predict before it is used.
     """
@@ -85,6 +86,8 @@ class Task(NamedTuple):
     rank: Ranks
     epochs: int
     batch_size: int
+    relative_std: float = LowRankVI.relative_std
+    init_std: float = MeanFieldVI.init_std
     draws: int = DRAWS
     handed: Callable[[Predict], Predict] = lambda predict: predict
 
@@ -108,6 +111,7 @@ class Method(NamedTuple):
 
 
 def _low_rank(rate: float, task: Task, **options: Any) -> LowRankVI:
+    options = {"relative_std": task.relative_std, **options}
     return LowRankVI(task.rank, learning_rate=Cosine(rate), **options)
 
 
@@ -121,7 +125,7 @@ METHODS: dict[str, Method] = {  # a method comes after what it starts at
     "low-rank": Method(_low_rank),
     "low-rank-svd": Method(lambda rate, task: _low_rank(rate, task, initial="svd"), after="deterministic"),
     "low-rank-point": Method(lambda rate, task: _low_rank(rate, task, relative_std=0.0), point=True),
-    "mean-field": Method(lambda rate, task: MeanFieldVI(learning_rate=Cosine(rate))),
+    "mean-field": Method(lambda rate, task: MeanFieldVI(learning_rate=Cosine(rate), init_std=task.init_std)),
     "rank-one": Method(lambda rate, task: RankOneVI(learning_rate=Cosine(rate))),
     "swag": Method(_swag, after="deterministic"),
     "mc-dropout": Method(lambda rate, task: MCDropout(learning_rate=Cosine(rate)), dropout=DROPOUT),

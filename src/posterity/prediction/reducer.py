@@ -130,14 +130,9 @@ def _wide(outputs: Tensor) -> Tensor:
 
 
 def _log_mean(mean: Tensor, new: Tensor, count: int) -> Tensor:
-    """log of the running mean of exp: `mean` of count - 1 terms and `new`. Equal terms stay as they are, bit for bit.
-
-    Written around the larger of the two, so that nothing overflows: with g = |new - mean|,
-    mean + log1p(expm1(-g) / c) where mean is larger, new + log1p(expm1(-g) (c - 1) / c) where new is.
-    """
-    gap = torch.where(mean == new, 0, new - mean)  # so that -inf - -inf is 0
-    share = 1 / count + (gap > 0).to(gap.dtype) * ((count - 2) / count)
-    return torch.maximum(mean, new) + torch.log1p(share * torch.expm1(-gap.abs()))
+    """log of the running mean of exp: `mean` of count - 1 terms and `new`. Equal terms stay as they are, bit for bit."""
+    both = torch.logaddexp(mean + math.log1p(-1 / count), new - math.log(count))
+    return torch.where(mean == new, mean, both)
 
 
 @reducer.register(ClassLikelihood)

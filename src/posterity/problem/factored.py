@@ -102,27 +102,22 @@ def _is_matrix(value: Any) -> bool:
     return isinstance(value, Factored) and value.ndim == 2
 
 
-def _turned(factor: Tensor, rows: int) -> Tensor:
-    """factor^T [r, n], copied row by row where it will meet many rows on a CPU.
+def _turned(factor: Tensor) -> Tensor:
+    """factor^T [r, n], copied row by row where a CPU will differentiate by it.
 
-    BLAS needs up to nine times longer for [n, r] than for [r, n] (n = 1024, r = 8, 128 rows), and autograd computes a
-    factor's gradient in the layout that the factor had in the product. The copy pays from about 64 rows on.
+    Autograd computes a factor's gradient in the layout that the factor had in the product, and BLAS needs several times
+    longer for [n, r] than for [r, n].
     """
-    if not factor.is_cpu or rows < 64:
-        return factor.t()
     traced = torch.is_grad_enabled() and factor.requires_grad
-    return (_whole(factor) if traced else factor).t().contiguous()
-
-
-def _whole(factor: Tensor) -> Tensor:
-    """The factor, as a slice of all its rows: a slice's backward makes the gradient contiguous again."""
-    return factor.narrow(0, 0, factor.shape[0])
+    return factor.t().contiguous() if factor.is_cpu and traced else factor.t()
 
 
 def _through(input: Tensor, entry: Tensor, exit: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input entry exit^T + bias"""
-    rows = input.numel() // max(1, input.shape[-1])
-    return F.linear(F.linear(input, _turned(entry, rows)), _turned(exit, rows).t(), bias)
+    """input entry exit^T + bias, by way of (entry^T input^T)^T, which BLAS forms in half the time."""
+    inner = torch.mm(_turned(entry), input.reshape(-1, input.shape[-1]).t()).t()
+    last = _turned(exit)
+    found = torch.mm(inner, last) if bias is None else torch.addmm(bias, inner, last)
+    return found.reshape(*input.shape[:-1], len(exit))
 
 
 @handles(Factored, F.linear)
@@ -166,7 +161,7 @@ def _embedding(
         return NotImplemented
     if scale_grad_by_freq:  # scales each row of W's gradient, which the shared `right` cannot follow
         return F.embedding(input, weight.dense(), padding_idx, scale_grad_by_freq=True)
-    rows = F.linear(F.embedding(input, weight.left), _turned(weight.right, input.numel()).t())
+    rows = F.linear(F.embedding(input, weight.left), _turned(weight.right).t())
     if padding_idx is None:
         return rows
     # The padding row of W gets no gradient, so neither `left` nor `right` does through it.
@@ -186,8 +181,8 @@ def _convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         if not isinstance(weight, Factored) or groups != 1:
             return NotImplemented
-        channels = convolve(input, _whole(weight.right).movedim(-1, 0), None, stride, padding, dilation)
-        pointwise = _whole(weight.left).reshape(*weight.left.shape, *[1] * (weight.ndim - 2))
+        channels = convolve(input, weight.right.movedim(-1, 0), None, stride, padding, dilation)
+        pointwise = weight.left.reshape(*weight.left.shape, *[1] * (weight.ndim - 2))
         return convolve(channels, pointwise, bias)
 
     return rule
