@@ -122,7 +122,6 @@ UNMEASURED = {
     "certificate",
     "low-rank-air",
     "low-rank-change",
-    "low-rank-cost",
     "low-rank-fashion",
     "low-rank-icu",
     "low-rank-text",

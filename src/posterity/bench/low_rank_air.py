@@ -1,9 +1,10 @@
 """Low-rank networks on the air of Beijing: PM2.5 of the next hour, and two stations in the country.
 
-A recurrent network (two LSTM layers of 64, a linear head) says mean and log std from the 24 hours before; factors of rank 16
-(`air.py`). Factors' stds start at 0.03 of their entries rather than 0.1, mean-field's at 0.003 rather than 0.01: the better
-of the two each by the validation NLL of seed 0. Intervals are of level 0.95: with the noise, and from the spread of the means alone, which is what a method knows
-that it does not know. OOD AUROC by that spread and by the whole std; the first is not defined for a point. Units: ug/m3.
+A recurrent network (two LSTM layers of 64, a linear head) says mean and log std from the 24 hours before; factors of
+rank 16 (`air.py`). Factors' stds start at 0.03 of their entries rather than 0.1, mean-field's at 0.003 rather than 0.01:
+the better of the two each by the validation NLL of seed 0. Intervals are of level 0.95: with the noise, and from the
+spread of the means alone, which is what a method knows that it does not know. OOD AUROC by that spread and by the whole
+std; the first is not defined for a point. Units: ug/m3.
 """
 
 from __future__ import annotations
