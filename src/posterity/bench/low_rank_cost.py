@@ -107,14 +107,12 @@ Data = tuple[nn.Module, Tensor, Tensor]
 
 
 class _Layers(nn.Module):
-    """Linears, with ReLU between them if asked, whose first two outputs are the logits: the loss costs next to nothing."""
+    """Linears, each followed by ReLU if asked; the first two outputs are the logits: the loss costs next to nothing."""
 
     def __init__(self, width: int, depth: int, relu: bool = False) -> None:
         super().__init__()
-        layers = [nn.Linear(width, width) for _ in range(depth)]
-        self.layers = nn.Sequential(
-            *(nn.Sequential(nn.ReLU(), one) if relu and k else one for k, one in enumerate(layers))
-        )
+        after = (nn.ReLU(),) if relu else ()
+        self.layers = nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(width, width), *after)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)[:, :2]
@@ -228,7 +226,7 @@ def _low_rank(net: nn.Module, x: Tensor, y: Tensor, rank: Ranks) -> Callable[[],
 
 
 def _predictions(turns: int) -> list[Row]:
-    """32 draws of three layers of 512 with ReLU between, in passes of the dense network over the same 256 rows."""
+    """32 draws of three layers of 512 and ReLU, in passes of the dense network over the same 256 rows."""
     x = Random(0).normal((256, 512))
     y = torch.arange(256) % 2
 
