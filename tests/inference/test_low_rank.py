@@ -338,6 +338,8 @@ def test_a_change_starts_at_the_weights_and_leaves_them_be() -> None:
     assert int(torch.linalg.matrix_rank(moved, rtol=1e-4)) == 3
     moment = method.posterior(state).moments()["0.weight"]
     torch.testing.assert_close(moment.mean, method.point(state)["0.weight"][0])
+    learnt = sum(leaf.numel() for name, leaf in state.mean.items() if "base" not in name)
+    assert method.posterior(state).size == learnt + sum(leaf.numel() for leaf in state.log_std.values())
 
 
 def test_a_prior_centred_on_the_start_is_of_the_factors() -> None:
@@ -346,6 +348,7 @@ def test_a_prior_centred_on_the_start_is_of_the_factors() -> None:
     model = fitted(method, prior=prior, steps=1)
     posterior = factors_of(model)
     assert torch.equal(posterior.centers["0.weight::left"], posterior.means["0.weight::left"])
+    assert posterior.size == 2 * sum(leaf.numel() for leaf in posterior.stds.values())
     kl = posterior.divergence(model.problem.prior)
     wanted = 0.0
     for name, std in posterior.stds.items():

@@ -42,7 +42,6 @@ from posterity.inference.ranks import Rank
 from posterity.inference.schedule import Cosine
 from posterity.model import BayesianModel
 from posterity.prediction.classes import CategoricalPredictive
-from posterity.problem.carrier import is_constant
 from posterity.problem.priors import Normal
 from posterity.training.fit import fit
 
@@ -109,9 +108,8 @@ def _best(fits: Sequence[_Fit], validated: Callable[[BayesianModel], float]) -> 
 def _row(data: str, method: str, seed: int, best: tuple[_Fit, Any], told: Mapping[str, float | None]) -> Row:
     """`parameters` are the numbers that the posterior holds, without the weights that it leaves as they were."""
     fitted, sweep = best
-    numbers = sum(leaf.numel() for n, leaf in fitted.model.posterior.tensors().items() if not is_constant(n))
     own = {"data": data, "method": method, "seed": seed, "data_weight": fitted.weight, **told}
-    return {**own, "parameters": numbers, "seconds": fitted.seconds, "sweep": sweep}
+    return {**own, "parameters": fitted.model.posterior.size, "seconds": fitted.seconds, "sweep": sweep}
 
 
 # --- intents ----------------------------------------------------------------------------------------------------------

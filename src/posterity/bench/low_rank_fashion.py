@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from posterity.bench.bde import defined, key_of, mean, standard_error
 from posterity.bench.bench import Cell, Limit, Row, finite
 from posterity.bench.data import data_folder
-from posterity.bench.low_rank_methods import MEMBERS, PRIOR, numbers
+from posterity.bench.low_rank_methods import MEMBERS, PRIOR
 from posterity.errors import PosterityWarning
 from posterity.evaluation.calibration import ece
 from posterity.evaluation.detection import auroc
@@ -119,10 +119,10 @@ def _cell(seed: int, quick: bool) -> list[Row]:
         model = _fitted(name, rate, data, seed, 1 if quick else EPOCHS, members)
         seconds = (time.process_time() - began) / members
         own = {"seed": seed, "rate": rate, "rows": len(data.train[1])}
-        one = {"parameters": numbers(model) // members, "seconds": seconds}
+        one = {"parameters": model.posterior.size // members, "seconds": seconds}
         rows.append({"method": name, **own, **_measured(model, data, draws if members == 1 else 1), **one})
         if members > 1:
-            whole = {"parameters": numbers(model), "seconds": members * seconds}
+            whole = {"parameters": model.posterior.size, "seconds": members * seconds}
             rows.append({"method": ENSEMBLE, **own, **_measured(model, data, None), **whole})
     return rows
 

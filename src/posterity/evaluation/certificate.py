@@ -178,7 +178,7 @@ def certify(
         draws=draws,
         delta=delta,
         weights=count(problem.network.trainable),
-        parameters=sum(leaf.numel() for leaf in posterior.tensors().values()),
+        parameters=posterior.size,
         majority_error=1 - float(classes.max()) / rows,
         center=center,
         assumptions=(_CENTERS[center], *_ASSUMED),

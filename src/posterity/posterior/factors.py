@@ -22,7 +22,7 @@ from posterity.problem.formed import Formed
 from posterity.problem.priors import Normal as NormalPrior
 from posterity.problem.priors import Prior
 from posterity.random import Random
-from posterity.tree import Tree, pick, weights
+from posterity.tree import Tree, count, pick, weights
 
 __all__ = ["Factors", "divergence"]
 
@@ -51,6 +51,10 @@ class Factors(Posterior):
     @property
     def finite(self) -> int | None:
         return None if self.stds else 1
+
+    @property
+    def size(self) -> int:
+        return count({n: leaf for n, leaf in self.means.items() if not is_constant(n)}) + count(self.stds)
 
     def draws(self, n: int | None, random: Random) -> Iterator[Tree]:
         if not self.stds:

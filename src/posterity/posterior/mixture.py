@@ -51,6 +51,10 @@ class Mixture(Posterior):
         """The mean KL of the K components in nats: an upper bound of KL(q || p), by convexity, at most log K above it."""
         return sum(component.divergence(prior) for component in self.components) / len(self.components)
 
+    @property
+    def size(self) -> int:
+        return sum(c.size for c in self.components)
+
     def tensors(self) -> Tree:
         return {f"{i}/{k}": v for i, c in enumerate(self.components) for k, v in c.tensors().items()}
 

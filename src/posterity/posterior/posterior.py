@@ -13,7 +13,7 @@ from posterity.errors import CompatibilityError, PosterityWarning, StorageError
 from posterity.posterior.moments import Moment
 from posterity.problem.priors import Prior
 from posterity.random import Random
-from posterity.tree import Tree
+from posterity.tree import Tree, count
 
 __all__ = ["DRAWS", "NO_MEAN", "Posterior", "evenly", "posterior_from"]
 
@@ -38,7 +38,12 @@ class Posterior(ABC):
 
     def __repr__(self) -> str:
         draws = "" if self.finite is None else f", {self.finite} draws"
-        return f"{type(self).__name__}({sum(leaf.numel() for leaf in self.tensors().values()):,} numbers{draws})"
+        return f"{type(self).__name__}({self.size:,} numbers{draws})"
+
+    @property
+    def size(self) -> int:
+        """How many numbers describe it; constants that were there before the fit do not count."""
+        return count(self.tensors())
 
     @property
     @abstractmethod
