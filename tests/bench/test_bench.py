@@ -124,7 +124,6 @@ UNMEASURED = {
     "low-rank-change",
     "low-rank-fashion",
     "low-rank-icu",
-    "low-rank-text",
 }
 
 
