@@ -31,7 +31,7 @@ LIMITS = {
 }
 
 SEEDS = (0, 1, 2)
-TRIALS = grid((1.0, 10.0), (3e-3,))
+TRIALS = grid((1.0, 10.0), (5e-3,))
 WIDTH, RANK = 64, 16
 EPOCHS, BATCH = 16, 128
 RELATIVE_STD, INIT_STD = 0.03, 3e-3
