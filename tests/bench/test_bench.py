@@ -122,7 +122,6 @@ UNMEASURED = {
     "certificate",
     "low-rank-air",
     "low-rank-change",
-    "low-rank-icu",
 }
 
 

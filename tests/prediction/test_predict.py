@@ -213,7 +213,7 @@ def test_kept_draws_average_to_the_prediction() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"via": "median"}, "via must be 'draws' or 'mean', got 'median'"),
+        ({"via": "median"}, "via must be 'draws', 'mean' or 'propagation', got 'median'"),
         ({"keep": "all"}, "keep must be 'draws' or nothing, got 'all'"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
     ],
