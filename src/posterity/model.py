@@ -91,8 +91,10 @@ class BayesianModel:
 
         Args:
             x: a tensor, array, frame of numbers, dict or tuple of inputs, data set or loader (targets in it are ignored).
-            via: "draws" or "mean" (one pass with the posterior's mean weights). By default draws, and the mean of a point.
-            draws: how many; all of a finite posterior, else 32, unless given. A finite posterior has no more than it has.
+            via: "draws"; "mean", one pass with the posterior's mean weights; or "propagation", one pass of means and
+                variances. By default draws, and the mean of a point.
+            draws: how many; all of a finite posterior, else 32, unless given. A finite posterior has no more than it has. Of
+                "propagation" the fixed points that are laid on the outputs, 64 unless given.
             seed: other draws than those of the fit's own seed.
             batch_size: rows per pass where `x` brings no batches; 1024 unless given.
             max_memory: bytes of inputs that are held at once; the draws are made again for every such block.
@@ -100,7 +102,7 @@ class BayesianModel:
 
         Raises:
             DataError: NaN or infinity in `x`, no rows.
-            CompatibilityError: an unknown `via`, or the mean of an ensemble.
+            CompatibilityError: an unknown `via`, the mean of an ensemble, an operation that cannot be propagated.
         """
         options = {"via": via, "draws": draws, "max_memory": max_memory, "keep": keep}
         parts = [pred for pred, _ in self._blocks(x, False, seed=seed, batch_size=batch_size, **options)]

@@ -59,7 +59,7 @@ def evaluate(
         model: what `fit` returned; or predictions: a `Predictive`, an array, a mapping or a frame.
         data: labelled rows, as in `fit`; with predictions their targets.
         ood: name -> inputs of a foreign set (labels in it are ignored), or predictions on it; classification only.
-        via: "draws", "mean", or several of them, a row each; as in `predict` unless given.
+        via: "draws", "mean", "propagation", or several of them, a row each; as in `predict` unless given.
         draws, seed, batch_size: as in `predict`.
         levels: of the intervals of a regression; metrics without a level in their name are those of 0.9.
         validation: labelled rows (with predictions: a pair of predictions and targets) that pick the threshold of the

@@ -47,7 +47,7 @@ Time = Annotated[str | None, typer.Option(help="Column to split by: the last row
 Seed = Annotated[int | None, typer.Option(help="Of the fit and its predictions; 0 unless given.")]
 SplitSeed = Annotated[int | None, typer.Option(help="Of the split; 0 unless given.")]
 Calibrate = Annotated[bool | None, typer.Option(help="Fit a temperature on the validation rows, where there are some.")]
-Via = Annotated[str | None, typer.Option(help="draws or mean.")]
+Via = Annotated[str | None, typer.Option(help="draws, mean or propagation.")]
 Draws = Annotated[int | None, typer.Option(help="Draws of the weights; 32, or all members, unless given.")]
 
 
@@ -119,7 +119,7 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="CSV or Parquet with the target.")],
     ood: Annotated[list[Path] | None, typer.Option(help="A foreign table to be told apart; may be repeated.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="Column to evaluate by groups of; may be repeated.")] = None,
-    via: Annotated[str | None, typer.Option(help="draws, mean, or both by a comma.")] = None,
+    via: Annotated[str | None, typer.Option(help="draws, mean, propagation, or several by a comma.")] = None,
     draws: Draws = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the run unless given.")] = None,
     as_json: Json = False,

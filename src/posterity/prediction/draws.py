@@ -1,4 +1,4 @@
-"""Prediction by draws of the weights, or by their mean.
+"""Prediction by draws of the weights, by their mean, or by propagating means and variances.
 
     p(y | x) = 1/S sum over s of p(y | x, theta_s)
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,18 +100,18 @@ def predict_blocks(
     """(Predictive, raw targets) for batch after batch, every draw made once per block of them.
 
     Raises:
-        CompatibilityError: `via` is neither "draws" nor "mean"; the mean of an ensemble; an unknown `keep`.
+        CompatibilityError: an unknown `via` or `keep`; the mean of an ensemble; an operation that cannot be propagated.
     """
     if keep not in (None, "draws"):
         raise CompatibilityError(f"keep must be 'draws' or nothing, got {keep!r}")
-    via, sets = _weight_sets(posterior, via, draws, random)
+    via, ways = _ways(problem, posterior, via, draws, random)
     for block in _blocks(batches, max_memory):
         reducers = [reducer(problem.likelihood, temperature, keep_draws=keep == "draws") for _ in block]
         with torch.inference_mode(), problem.network.session(train=False):
-            for i, theta in enumerate(sets()):
-                own = pick(theta, LIKELIHOOD)
+            for i, way in enumerate(ways()):
                 for batch, reduced in zip(block, reducers):
-                    reduced.add(problem.outputs(theta, batch, random.fold("forward").fold(i)), own)
+                    for outputs, parameters in way(batch, random.fold("forward").fold(i)):
+                        reduced.add(outputs, parameters)
         for batch, reduced in zip(block, reducers):
             yield reduced.result(via=via), batch.targets
 
@@ -128,30 +129,41 @@ def recorded_outputs(
 
     All of it is held: rows x draws x outputs. For fits on predictions, which read them many times.
     """
-    _, sets = _weight_sets(posterior, via, draws, random)
+    _, ways = _ways(problem, posterior, via, draws, random)
     held = list(batches)
     recorded: list[tuple[list[tuple[Any, Tree]], Any]] = [([], batch.targets) for batch in held]
-    for theta in sets():
-        own = pick(theta, LIKELIHOOD)
+    for way in ways():
         with torch.inference_mode(), problem.network.session(train=False):
             for batch, (outputs, _) in zip(held, recorded):
-                outputs.append((problem.outputs(theta, batch), own))
+                outputs.extend(way(batch, None))
     return recorded
 
 
-def _weight_sets(
-    posterior: Posterior, via: str | None, draws: int | None, random: Random
-) -> tuple[str, Callable[[], Iterator[Tree]]]:
-    """The way that was chosen, and a function that gives its weight sets from the first on."""
+Way = Callable[[Batch, Random | None], Iterable[tuple[Any, Tree]]]  # outputs of a batch and the likelihood's parameters
+
+
+def _ways(
+    problem: NetworkProblem, posterior: Posterior, via: str | None, draws: int | None, random: Random
+) -> tuple[str, Callable[[], Iterator[Way]]]:
+    """The name of what was chosen, and a function that gives its ways to say something from the first on."""
     via = via or ("mean" if posterior.finite == 1 else "draws")
-    if via not in ("draws", "mean"):
-        raise CompatibilityError(f"via must be 'draws' or 'mean', got {via!r}")
+    if via not in ("draws", "mean", "propagation"):
+        raise CompatibilityError(f"via must be 'draws', 'mean' or 'propagation', got {via!r}")
     if draws is not None and draws < 1:
         raise CompatibilityError(f"draws must be at least 1, got {draws}")
+    if via == "propagation":
+        from posterity.prediction.propagation.propagate import ways
+
+        found = ways(problem, posterior, draws)
+        return via, lambda: iter(found)
     if via == "mean":
         mean = posterior.mean()
-        return via, lambda: iter([mean])
-    return via, lambda: posterior.draws(draws, random.fold("draw"))
+        return via, lambda: iter([partial(_said, problem, mean)])
+    return via, lambda: (partial(_said, problem, theta) for theta in posterior.draws(draws, random.fold("draw")))
+
+
+def _said(problem: NetworkProblem, theta: Tree, batch: Batch, random: Random | None) -> list[tuple[Any, Tree]]:
+    return [(problem.outputs(theta, batch, random), pick(theta, LIKELIHOOD))]
 
 
 def _blocks(batches: Iterable[Batch], max_memory: int) -> Iterator[list[Batch]]:

@@ -1,0 +1,162 @@
+"""The graph front end: a network as a plain module of means and variances, to compile, to export, to run elsewhere.
+
+`torch.export` writes the network down as a graph of operations; a `Graph` runs that graph with the same rules as the eager
+front end, and is itself an ordinary module of ordinary tensors, so that `torch.compile` and `torch.export` take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind
+
+from posterity.errors import CompatibilityError
+from posterity.prediction.propagation import rules  # noqa: F401  (fills the table)
+from posterity.prediction.propagation.run import Pass, inside, running
+from posterity.prediction.propagation.table import IN_PLACE, RULES
+from posterity.prediction.propagation.value import MeanVar, Value
+from posterity.problem.network import Network
+
+__all__ = ["Graph", "graph_of"]
+
+
+class Graph(nn.Module):
+    """(mean, var) of the network's outputs; var is None where nothing varies.
+
+    Args:
+        program: the network's graph.
+        values: of its parameters and buffers, by name.
+        settings: of the pass.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, values: Mapping[str, Value], settings: Pass) -> None:
+        super().__init__()
+        self._graph, self._settings = program.graph_module, settings
+        self._sources: dict[str, str] = {}  # placeholder -> name of what it holds
+        held = {**program.state_dict, **program.constants}
+        for spec in program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                continue
+            name, target = spec.arg.name, spec.target or ""
+            self._sources[name] = target
+            value = values.get(target, held.get(target))
+            if isinstance(value, MeanVar):
+                self._hold(f"{name}_mean", value.mean)
+                self._hold(f"{name}_var", value.var)
+            elif isinstance(value, Tensor):
+                self._hold(f"{name}_mean", value)
+
+    def _hold(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name.replace(".", "_"), value.detach().contiguous())
+
+    def _value(self, name: str) -> Value:
+        name = name.replace(".", "_")
+        mean, var = getattr(self, f"{name}_mean"), getattr(self, f"{name}_var", None)
+        return mean if var is None else MeanVar(mean, var)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Means and variances, [rows, ...] each, of what the network says of `inputs`."""
+        settings = Pass(self._settings.rules, self._settings.scales)
+        given = iter(inputs)
+        names = [node.name for node in self._graph.graph.nodes if node.op == "placeholder"]
+        leaves = [self._value(name) if name in self._sources else next(given) for name in names]
+        with running(settings):
+            found = _Run(self._graph).run(*leaves)
+        value = found[0] if isinstance(found, tuple | list) and len(found) == 1 else found
+        return (value.mean, value.var) if isinstance(value, MeanVar) else (value, None)
+
+
+_OF_SHAPES = {"sym_size.int", "sym_numel.default", "_assert_tensor_metadata.default"}
+
+
+class _Run(fx.Interpreter):
+    """One pass over the graph."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self._path = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        stack = n.meta.get("nn_module_stack") or {}
+        self._path = next(reversed(stack.values()))[0].removeprefix("module").removeprefix(".") if stack else ""
+        with inside(self._path):
+            return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _varies((args, kwargs)):
+            return super().call_function(target, args, kwargs)
+        name = getattr(target, "__name__", str(target))
+        if name == "getitem":
+            return target(*args)
+        if name in _OF_SHAPES:
+            return target(args[0].mean, *args[1:], **kwargs)
+        found = RULES.get(target)
+        result = NotImplemented if found is None else found(*args, **kwargs)
+        if result is NotImplemented:
+            where = f" in the module {self._path!r}" if self._path else ""
+            raise CompatibilityError(
+                f"no rule says what {target} does to means and variances{where}; predict with via='draws', or register a "
+                "rule for it with posterity.prediction.propagation.rule"
+            )
+        if target in IN_PLACE and isinstance(args[0], MeanVar) and isinstance(result, MeanVar):
+            args[0].mean, args[0].var, args[0]._second = result.mean, result.var, None
+            return args[0]
+        return result
+
+
+def _varies(value: Any) -> bool:
+    if isinstance(value, MeanVar):
+        return True
+    if isinstance(value, dict):
+        return any(map(_varies, value.values()))
+    return isinstance(value, tuple | list) and any(map(_varies, value))
+
+
+class _Positional(nn.Module):
+    """What a network says that the likelihood reads, of tensors in a row."""
+
+    def __init__(self, network: Network, names: list[str], count: int) -> None:
+        super().__init__()
+        self.module, self._choose, self._names, self._count = network.module, network.choose, names, count
+
+    def forward(self, *inputs: Any) -> Any:
+        named = dict(zip(self._names, inputs[self._count :]))
+        return self._choose(self.module(*inputs[: self._count], **named))
+
+
+def graph_of(network: Network, values: Mapping[str, Value], example: Any, settings: Pass | None = None) -> Graph:
+    """The network as a module of means and variances that takes its inputs as tensors in a row, of any number of rows.
+
+    Args:
+        values: of its weights, as `weight_values` gives them.
+        example: inputs of at least two rows: a tensor, or a tuple or dict of them.
+
+    Raises:
+        CompatibilityError: a network that `torch.export` cannot write down (eager propagation still works), or an operation
+            without a rule.
+    """
+    args, kwargs = network.arguments(example)
+    whole = _Positional(network, list(kwargs), len(args))
+    inputs = (*args, *kwargs.values())
+    rows = torch.export.Dim("rows", min=1)
+    shapes = tuple({0: rows} if isinstance(one, Tensor) and one.ndim else None for one in inputs)
+    try:
+        with network.session(train=False), torch.no_grad():
+            program = torch.export.export(whole, inputs, dynamic_shapes=(shapes,), strict=False)
+    except Exception as error:
+        raise CompatibilityError(
+            f"torch.export cannot write this network down ({type(error).__name__}: {error}): predict with "
+            "via='propagation', which needs no graph"
+        ) from error
+    named = {f"module.{name}": value for name, value in _under_all_names(network.module, values).items()}
+    return Graph(program, named, settings or Pass())
+
+
+def _under_all_names(module: nn.Module, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Also under the other names that tied weights have."""
+    own = {id(leaf): name for name, leaf in module.named_parameters() if name in values}
+    shared = module.named_parameters(remove_duplicate=False)
+    return {**values, **{name: values[own[id(leaf)]] for name, leaf in shared if id(leaf) in own}}

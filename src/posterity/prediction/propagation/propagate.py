@@ -1,0 +1,105 @@
+"""Means and variances of what a network says, from the moments of its weights, in one pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from posterity.errors import CompatibilityError, PosterityWarning
+from posterity.posterior.diagonal import Diagonal
+from posterity.posterior.factors import Factors
+from posterity.posterior.mixture import Mixture
+from posterity.posterior.moments import Deterministic, FactoredNormal, Moment, Normal
+from posterity.posterior.point import Point
+from posterity.posterior.posterior import Posterior
+from posterity.prediction.propagation.eager import Propagated, followed, unwrapped
+from posterity.prediction.propagation.factored import FactoredWeight
+from posterity.prediction.propagation.head import POINTS, outputs_at_points
+from posterity.prediction.propagation.run import Pass, running
+from posterity.prediction.propagation.value import MeanVar, Value
+from posterity.problem.batches import Batch
+from posterity.problem.problem import NetworkProblem
+from posterity.random import Random
+from posterity.tree import LIKELIHOOD, Tree, pick
+
+__all__ = ["Way", "components", "propagate", "ways", "weight_values"]
+
+FEW = 16  # networks
+Way = Callable[[Batch, Random | None], list[tuple[Any, Tree]]]
+
+
+def components(posterior: Posterior) -> list[Posterior]:
+    """What is propagated one by one: the parts of a mixture, up to 16 networks of an ensemble or chain, else the posterior.
+
+    Of more networks the moments over all of them are taken.
+    """
+    if isinstance(posterior, Mixture):
+        return list(posterior.components)
+    if posterior.finite is not None and posterior.finite <= FEW:
+        return [Point(theta) for theta in posterior.draws(None, Random(0))]
+    if not isinstance(posterior, Diagonal | Factors):
+        warnings.warn(
+            f"propagation takes the weights as independent, and those of a {posterior.kind} posterior are not: compare "
+            "with via='draws'",
+            PosterityWarning,
+            stacklevel=2,
+        )
+    return [posterior]
+
+
+def weight_values(posterior: Posterior) -> dict[str, Value]:
+    """Every weight and buffer as a value; parameters of the likelihood at their mean."""
+    return {
+        name: moment.mean if name.startswith(LIKELIHOOD) else _value(moment)
+        for name, moment in posterior.moments().items()
+    }
+
+
+def _value(moment: Moment) -> Value:
+    match moment:
+        case Deterministic(mean):
+            return mean
+        case Normal(mean, std):
+            return MeanVar(mean, std.square())
+        case FactoredNormal():
+            return FactoredWeight(moment)
+    raise CompatibilityError(f"propagation knows no moments of the kind {type(moment).__name__}")
+
+
+def ways(problem: NetworkProblem, posterior: Posterior, points: int | None) -> list[Way]:
+    """For each component of the posterior, what stands for its draws on a batch.
+
+    Args:
+        points: of all components together, 64 unless given; at least 16 of each.
+    """
+    parts = components(posterior)
+    each = max(16, (POINTS if points is None else points) // len(parts)) if len(parts) > 1 else points or POINTS
+    return [partial(_said, problem, weight_values(part), each) for part in parts]
+
+
+def _said(
+    problem: NetworkProblem, values: dict[str, Value], points: int, batch: Batch, random: Random | None
+) -> list[tuple[Any, Tree]]:
+    output = propagate(problem, values, batch)
+    own = {name: leaf for name, leaf in values.items() if name.startswith(LIKELIHOOD) and isinstance(leaf, Tensor)}
+    parameters = pick(own, LIKELIHOOD)
+    return [(one, parameters) for one in outputs_at_points(output, problem.likelihood, points)]
+
+
+def propagate(problem: NetworkProblem, values: dict[str, Value], inputs: Any, one: Pass | None = None) -> Any:
+    """The outputs' values.
+
+    Args:
+        values: of the weights, as `weight_values` gives them.
+        one: settings and sites of this pass.
+
+    Raises:
+        CompatibilityError: an operation without a rule.
+    """
+    theta: Tree = {name: Propagated(leaf) if isinstance(leaf, MeanVar) else leaf for name, leaf in values.items()}
+    with running(one or Pass()), followed(problem.network.module):
+        return unwrapped(problem.outputs(theta, inputs))
