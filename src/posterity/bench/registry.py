@@ -15,6 +15,7 @@ from posterity.bench import (
     low_rank_fashion,
     low_rank_icu,
     low_rank_text,
+    propagation_rules,
     score_cost,
     score_gaussian,
     score_mixture,
@@ -47,6 +48,13 @@ BENCHES: dict[str, Bench] = {
         chains_cost.claims,
         chains_cost.LIMITS,
         ("path", "members", "milliseconds", "speedup", "draws", "lppd_error", "predict_seconds", "predict_mebibytes"),
+    ),
+    "propagation-rules": Bench(
+        "how far the rules of variance propagation are from quadrature and draws",
+        propagation_rules.cells,
+        propagation_rules.claims,
+        propagation_rules.LIMITS,
+        ("rule", "accuracy", "std", "features", "share", "mean_error", "var_error", "wrong", "total_variation"),
     ),
     "score-gaussian": Bench(
         "score-based variational inference on normal targets of known spectra",
