@@ -147,12 +147,7 @@ def _drawn(
         total, squares = total + gap.sum(0), squares + gap.square().sum(0)
     var = squares / draws - (total / draws).square()
     error, noise_error = float((found.var - var).norm() / var.norm()), math.sqrt(2 / draws)
-    return {
-        "rule": name,
-        "var_error": error,
-        "noise": math.sqrt(2 / draws),
-        "var_error_in_noise": error / math.sqrt(2 / draws),
-    }
+    return {"rule": name, "var_error": error, "noise": noise_error, "var_error_in_noise": error / noise_error}
 
 
 def _norms(draws: int) -> list[Row]:
