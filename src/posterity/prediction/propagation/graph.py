@@ -19,6 +19,7 @@ from posterity.prediction.propagation.run import Pass, inside, running
 from posterity.prediction.propagation.table import IN_PLACE, RULES
 from posterity.prediction.propagation.value import MeanVar, Value
 from posterity.problem.network import Network
+from posterity.tree import BUFFER
 
 __all__ = ["Graph", "graph_of"]
 
@@ -151,6 +152,7 @@ def graph_of(network: Network, values: Mapping[str, Value], example: Any, settin
             f"torch.export cannot write this network down ({type(error).__name__}: {error}): predict with "
             "via='propagation', which needs no graph"
         ) from error
+    values = {name.removeprefix(BUFFER): value for name, value in values.items()}
     named = {f"module.{name}": value for name, value in _under_all_names(network.module, values).items()}
     return Graph(program, named, settings or Pass())
 

@@ -1,0 +1,157 @@
+"""A fitted model as an ONNX file that says what `predict` says, checked in ONNX Runtime before it appears."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posterity.errors import CompatibilityError
+from posterity.posterior.posterior import Posterior
+from posterity.prediction.propagation.graph import Graph, graph_of
+from posterity.prediction.propagation.head import POINTS, normal_points
+from posterity.prediction.propagation.propagate import components, weight_values
+from posterity.prediction.propagation.value import Value
+from posterity.prediction.said import SaidClasses, SaidNumbers, said
+from posterity.problem.problem import NetworkProblem
+from posterity.random import Random
+from posterity.tree import LIKELIHOOD, pick
+
+__all__ = ["BATCHES", "TOLERANCE", "exported", "write_onnx"]
+
+BATCHES = (1, 5, 17)  # rows at which the file is compared with the module
+TOLERANCE = 1e-5  # of every output, relative to the largest where that is above 1
+
+
+class Exported(nn.Module):
+    """Inputs, tensors in a row, to the named tensors of `said`."""
+
+    def __init__(self, graphs: list[Graph], points: Tensor | None, head: SaidClasses | SaidNumbers) -> None:
+        super().__init__()
+        self.graphs, self.head = nn.ModuleList(graphs), head
+        self.names = list(head.names)
+        self.points: Tensor | None
+        self.register_buffer("points", points)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        drawn = []
+        for graph in self.graphs:
+            mean, var = graph(*inputs)
+            if var is None or self.points is None:
+                drawn.append(mean.unsqueeze(0))
+            else:
+                shape = (len(self.points), *[1] * (mean.ndim - 1), self.points.shape[1])
+                drawn.append(mean + var.sqrt() * self.points.reshape(shape))
+        return self.head(torch.cat(drawn))
+
+
+def exported(
+    problem: NetworkProblem,
+    posterior: Posterior,
+    example: Any,
+    *,
+    via: str,
+    draws: int | None,
+    temperature: float,
+    seed: int,
+) -> tuple[Exported, tuple[Tensor, ...], list[str]]:
+    """The module, its inputs in a row, and their names."""
+    network = problem.network
+    values: list[dict[str, Value]]
+    if via == "propagation":
+        values = [weight_values(part) for part in components(posterior)]
+    elif via == "mean":
+        values = [dict(posterior.mean())]
+    elif via == "draws":
+        values = [dict(theta) for theta in posterior.draws(draws, Random(seed).fold("draw"))]
+    else:
+        raise CompatibilityError(f"via must be 'propagation', 'mean' or 'draws', got {via!r}")
+    args, kwargs = network.arguments(example)
+    inputs = (*args, *kwargs.values())
+    names = [*(f"x{i}" if len(args) > 1 else "x" for i in range(len(args))), *kwargs]
+    graphs = [graph_of(network, one, example) for one in values]
+    parameters = pick({n: leaf for n, leaf in values[0].items() if isinstance(leaf, Tensor)}, LIKELIHOOD)
+    points = None
+    if via == "propagation":
+        with torch.no_grad():
+            width = graphs[0](*inputs)[0].shape[-1]
+        count = max(16, (draws or POINTS) // len(graphs)) if len(graphs) > 1 else draws or POINTS
+        points = normal_points(count, width).float()
+    return Exported(graphs, points, said(problem.likelihood, parameters, temperature)), inputs, names
+
+
+def write_onnx(
+    module: Exported, inputs: tuple[Tensor, ...], names: list[str], path: Path, about: Mapping[str, Any]
+) -> float:
+    """Write the file and return the largest difference from the module that ONNX Runtime showed.
+
+    Raises:
+        ImportError: no onnx extra.
+        CompatibilityError: an operation that ONNX does not know, or a file that says something else; no file is left.
+    """
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("an ONNX file needs pip install 'posterity[onnx]'") from error
+    rows = torch.export.Dim("rows", min=1)
+    shapes = tuple({0: rows} for _ in inputs)
+    module = module.eval()
+    try:
+        with torch.no_grad():
+            program = torch.onnx.export(
+                module, inputs, dynamo=True, verbose=False, dynamic_shapes=(shapes,), input_names=names,
+                output_names=[_FINAL + name for name in module.names],
+            )  # fmt: skip
+    except Exception as error:
+        raise CompatibilityError(f"this network cannot be an ONNX file ({type(error).__name__}): {error}") from error
+    assert program is not None
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder) / path.name
+        program.save(str(draft))
+        onnx.save(_renamed(onnx.load(str(draft)), module.names), str(draft))
+        session = onnxruntime.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
+        worst = max(_difference(module, session, inputs, names, count) for count in BATCHES)
+        if not worst <= TOLERANCE:
+            raise CompatibilityError(
+                f"ONNX Runtime says something else than the network, by up to {worst:.2g}: no file was written"
+            )
+        file = onnx.load(str(draft))
+        onnx.helper.set_model_props(
+            file,
+            {"posterity": json.dumps({**about, "outputs": module.names, "difference": worst, "rows": BATCHES})},
+        )
+        onnx.save(file, str(draft))
+        os.replace(draft, path)
+    return worst
+
+
+_FINAL = "said."
+
+
+def _renamed(file: Any, names: Sequence[str]) -> Any:
+    """The file with its outputs under their own names, which values inside may have had."""
+    new = {name: f"inner.{name}" for name in names} | {_FINAL + name: name for name in names}
+    for node in file.graph.node:
+        for values in (node.input, node.output):
+            values[:] = [new.get(value, value) for value in values]
+    for spec in (*file.graph.output, *file.graph.value_info, *file.graph.initializer):
+        spec.name = new.get(spec.name, spec.name)
+    return file
+
+
+def _difference(module: Exported, session: Any, inputs: tuple[Tensor, ...], names: list[str], count: int) -> float:
+    """The largest of all outputs on so many rows, which repeat those of the example; relative to what is above 1."""
+    rows = [one[torch.arange(count) % len(one)] for one in inputs]
+    given = {spec.name: row.numpy() for spec, row in zip(session.get_inputs(), rows, strict=True)}
+    with torch.no_grad():
+        own = module(*rows)
+    said = map(torch.from_numpy, session.run(None, given))
+    return max(float((a - b).abs().max() / b.abs().max().clamp_min(1.0)) for a, b in zip(said, own, strict=True))

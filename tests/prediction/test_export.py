@@ -1,0 +1,83 @@
+"""An exported file says what `predict` says; a network that cannot be one leaves no file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posterity as po
+from posterity.random import Random
+
+onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytestmark = [
+    pytest.mark.slow,  # torch's exporter takes half a minute to load
+    pytest.mark.filterwarnings("ignore"),  # and warns of itself
+]
+
+X = Random(0).normal((60, 5))
+CASES: dict[str, tuple[Any, Tensor, Any, int]] = {
+    "classes": ("categorical", (X[:, 0] > 0).long() + (X[:, 1] > 0).long(), po.MeanFieldVI(), 3),
+    "ensemble": ("categorical", (X[:, 0] > 0).long() + (X[:, 1] > 0).long(), po.DeepEnsemble(2), 3),
+    "numbers": ("gaussian", 100 + 20 * X[:, 0], po.MeanFieldVI(), 1),
+    "noise": ("heteroscedastic", 100 + 20 * X[:, 0], po.IVON(), 2),
+}
+
+
+def fitted(name: str) -> po.BayesianModel:
+    likelihood, y, method, outputs = CASES[name]
+    net = nn.Sequential(nn.Linear(5, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Linear(12, outputs))
+    return po.fit(net, (X, y), likelihood, method, epochs=3, batch_size=20, seed=0, progress=False)
+
+
+@pytest.mark.parametrize("via", ["propagation", "draws", "mean"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_file_says_what_predict_says(name: str, via: str, tmp_path: Path) -> None:
+    model = fitted(name)
+    if name == "ensemble" and via == "mean":
+        with pytest.raises(po.CompatibilityError, match="average"):
+            model.export(tmp_path / "m.onnx", example=X[:4], via=via)
+        return
+    model.temperature = 1.5
+    path = model.export(
+        tmp_path / "m.onnx", example=X[:4], via=via, draws=4 if via == "draws" and name != "ensemble" else None
+    )
+    session = onnxruntime.InferenceSession(str(path))
+    found = dict(zip([one.name for one in session.get_outputs()], session.run(None, {"x": X[:23].numpy()})))
+    pred = model.predict(X[:23], via=via, draws=4 if via == "draws" and name != "ensemble" else None)
+    fields = ("mean", "std", "epistemic") if name in ("numbers", "noise") else ("probs", "entropy", "epistemic")
+    assert list(found) == list(fields)
+    for field in fields:
+        wanted = getattr(pred, field).double()
+        scale = max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(torch.from_numpy(found[field]).double(), wanted, rtol=0, atol=2e-5 * scale)
+    (meta,) = [one.value for one in onnx.load(str(path)).metadata_props if one.key == "posterity"]
+    told = json.loads(meta)
+    assert told["difference"] <= 1e-5
+    assert (told["via"], told["temperature"]) == (via, 1.5)
+
+
+def test_a_network_that_cannot_be_written_down_leaves_no_file(tmp_path: Path) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if float(x.detach().sum()) > 0 else x
+
+    net = nn.Sequential(nn.Linear(5, 3), Branching())
+    y = (X[:, 0] > 0).long()
+    model = po.fit(net, (X, y), "categorical", po.MeanFieldVI(), epochs=1, seed=0, progress=False)
+    with pytest.raises(po.CompatibilityError, match="torch.export cannot write this network down"):
+        model.export(tmp_path / "m.onnx", example=X[:4])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_likelihood_that_no_file_can_end_in_is_said(tmp_path: Path) -> None:
+    model = po.fit(
+        nn.Linear(5, 1), (X, X[:, 0].abs().round()), po.Poisson(), po.MAP(), epochs=1, seed=0, progress=False
+    )
+    with pytest.raises(po.CompatibilityError, match="poisson"):
+        model.export(tmp_path / "m.onnx", example=X[:4])
