@@ -1,0 +1,1 @@
+"""Uncertainty in one pass: what every operation of a network does to means and variances."""
