@@ -219,6 +219,14 @@ def test_correlated_weights_are_said_to_count_as_independent() -> None:
         model.predict(x, via="propagation")
 
 
+def test_masks_of_dropout_are_refused() -> None:
+    x, y = data()
+    net = nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+    model = po.fit(net, (x, y), "categorical", po.MCDropout(), epochs=1, seed=0, progress=False)
+    with pytest.raises(po.CompatibilityError, match="in masks, not in the weights"):
+        model.predict(x, via="propagation")
+
+
 def test_a_temperature_found_by_propagation_is_used_by_it() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))

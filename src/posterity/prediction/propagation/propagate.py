@@ -12,6 +12,7 @@ from torch import Tensor
 from posterity.errors import CompatibilityError, PosterityWarning
 from posterity.posterior.diagonal import Diagonal
 from posterity.posterior.factors import Factors
+from posterity.posterior.mc_dropout import Masked
 from posterity.posterior.mixture import Mixture
 from posterity.posterior.moments import Deterministic, FactoredNormal, Moment, Normal
 from posterity.posterior.point import Point
@@ -36,7 +37,12 @@ def components(posterior: Posterior) -> list[Posterior]:
     """What is propagated one by one: the parts of a mixture, up to 16 networks of an ensemble or chain, else the posterior.
 
     Of more networks the moments over all of them are taken.
+
+    Raises:
+        CompatibilityError: masks of dropout, which are not in the weights.
     """
+    if isinstance(posterior, Masked):
+        raise CompatibilityError("the spread of dropout is in masks, not in the weights: predict with via='draws'")
     if isinstance(posterior, Mixture):
         return list(posterior.components)
     if posterior.finite is not None and posterior.finite <= FEW:
