@@ -249,6 +249,8 @@ def test_probabilities_of_the_normal() -> None:
     assert p[0].item() == pytest.approx(1 / math.sqrt(2 * math.pi))
 
 
+@pytest.mark.slow  # torch's exporter takes half a minute to load,
+@pytest.mark.filterwarnings("ignore")  # and warns of itself
 def test_onnx_gives_the_same() -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -260,7 +262,7 @@ def test_onnx_gives_the_same() -> None:
 
     mean, var = means()[:48].reshape(6, 8), torch.linspace(0, 9, 48).reshape(6, 8)
     file = io.BytesIO()
-    torch.onnx.export(All(), (mean, var), dynamo=True).save(file)  # type: ignore[union-attr]
+    torch.onnx.export(All().eval(), (mean, var), dynamo=True).save(file)  # type: ignore[union-attr]
     session = runtime.InferenceSession(file.getvalue())
     names = [entry.name for entry in session.get_inputs()]
     found = session.run(None, {names[0]: mean.numpy(), names[1]: var.numpy()})

@@ -17,6 +17,8 @@ from posterity.prediction.propagation.value import MeanVar
 from posterity.problem.network import Network
 from posterity.random import Random
 
+DRAWS = 96
+
 
 class Attending(nn.Module):
     """The first token of a layer of attention, through a head."""
@@ -95,11 +97,11 @@ def test_the_mean_is_nearer_to_that_of_draws_than_the_mean_network(name: str) ->
     x, posterior = Random(2).fold(name).normal(shape), posterior_of(problem, 0.15)
     with torch.no_grad():
         found = propagate(problem, weight_values(posterior), x)
-        draws = torch.stack([problem.outputs(theta, x) for theta in posterior.draws(256, Random(0))])
+        draws = torch.stack([problem.outputs(theta, x) for theta in posterior.draws(DRAWS, Random(0))])
         plain = problem.outputs(posterior.mean(), x)
     assert isinstance(found, MeanVar)
     mean, std = draws.mean(0), draws.std(0)
-    floor = 3 / 256**0.5 * std.square().sum().sqrt()  # what 256 draws leave, three times
+    floor = 3 / DRAWS**0.5 * std.square().sum().sqrt()  # what the draws leave, three times
     assert (found.mean - mean).norm() <= (plain - mean).norm() + floor
     assert 0.3 <= float(found.var.sum() / draws.var(0).sum()) <= 1.6
 
