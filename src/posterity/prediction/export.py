@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from posterity.errors import CompatibilityError
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.propagation.graph import Graph, graph_of
-from posterity.prediction.propagation.head import POINTS, normal_points
-from posterity.prediction.propagation.propagate import components, weight_values
+from posterity.prediction.propagation.head import normal_points
+from posterity.prediction.propagation.propagate import components, likelihood_parameters, points_of_each, weight_values
 from posterity.prediction.propagation.value import Value
 from posterity.prediction.said import SaidClasses, SaidNumbers, said
 from posterity.problem.problem import NetworkProblem
 from posterity.random import Random
-from posterity.tree import LIKELIHOOD, pick
 
 __all__ = ["BATCHES", "TOLERANCE", "exported", "write_onnx"]
 
@@ -76,13 +75,12 @@ def exported(
     inputs = (*args, *kwargs.values())
     names = [*(f"x{i}" if len(args) > 1 else "x" for i in range(len(args))), *kwargs]
     graphs = [graph_of(network, one, example) for one in values]
-    parameters = pick({n: leaf for n, leaf in values[0].items() if isinstance(leaf, Tensor)}, LIKELIHOOD)
+    parameters = likelihood_parameters(values[0])
     points = None
     if via == "propagation":
         with torch.no_grad():
             width = graphs[0](*inputs)[0].shape[-1]
-        count = max(16, (draws or POINTS) // len(graphs)) if len(graphs) > 1 else draws or POINTS
-        points = normal_points(count, width).float()
+        points = normal_points(points_of_each(draws, len(graphs)), width).float()
     return Exported(graphs, points, said(problem.likelihood, parameters, temperature)), inputs, names
 
 
@@ -116,14 +114,14 @@ def write_onnx(
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         program.save(str(draft))
-        onnx.save(_renamed(onnx.load(str(draft)), module.names), str(draft))
+        file = _renamed(onnx.load(str(draft)), module.names)
+        onnx.save(file, str(draft))
         session = onnxruntime.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
-        worst = max(_difference(module, session, inputs, names, count) for count in BATCHES)
+        worst = max(_difference(module, session, inputs, count) for count in BATCHES)
         if not worst <= TOLERANCE:
             raise CompatibilityError(
                 f"ONNX Runtime says something else than the network, by up to {worst:.2g}: no file was written"
             )
-        file = onnx.load(str(draft))
         onnx.helper.set_model_props(
             file,
             {"posterity": json.dumps({**about, "outputs": module.names, "difference": worst, "rows": BATCHES})},
@@ -147,7 +145,7 @@ def _renamed(file: Any, names: Sequence[str]) -> Any:
     return file
 
 
-def _difference(module: Exported, session: Any, inputs: tuple[Tensor, ...], names: list[str], count: int) -> float:
+def _difference(module: Exported, session: Any, inputs: tuple[Tensor, ...], count: int) -> float:
     """The largest of all outputs on so many rows, which repeat those of the example; relative to what is above 1."""
     rows = [one[torch.arange(count) % len(one)] for one in inputs]
     given = {spec.name: row.numpy() for spec, row in zip(session.get_inputs(), rows, strict=True)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import IN_PLACE, RULES
 from posterity.prediction.propagation.value import MeanVar
 from posterity.problem.carrier import Carrier, Function, name_of
+from posterity.problem.formed import replaced
 
 __all__ = ["Propagated", "followed", "unwrapped", "wrapped"]
 
@@ -58,7 +60,7 @@ class Propagated(Carrier):
         where = f" in the module {path!r}" if path else ""
         raise CompatibilityError(
             f"no rule says what {name_of(function)} does to means and variances{where} ({_line()}): predict with "
-            "via='draws', or register a rule for it with posterity.prediction.propagation.rule"
+            "via='draws', or register a rule for it with posterity.prediction.propagation.table.rule"
         )
 
 
@@ -93,13 +95,7 @@ def wrapped(value: Any) -> Any:
 
 def unwrapped(value: Any) -> Any:
     """The inverse of `wrapped`, also inside tuples, lists and dicts."""
-    if isinstance(value, Propagated):
-        return value.value
-    if type(value) in (tuple, list):
-        return type(value)(unwrapped(one) for one in value)
-    if type(value) is dict:
-        return {key: unwrapped(one) for key, one in value.items()}
-    return value
+    return replaced(value, Propagated, attrgetter("value"))
 
 
 @contextmanager

@@ -36,13 +36,13 @@ class Graph(nn.Module):
     def __init__(self, program: torch.export.ExportedProgram, values: Mapping[str, Value], settings: Pass) -> None:
         super().__init__()
         self._graph, self._settings = program.graph_module, settings
-        self._sources: dict[str, str] = {}  # placeholder -> name of what it holds
+        self._own: set[str] = set()  # names of the graph's inputs that are not the user's
         held = {**program.state_dict, **program.constants}
         for spec in program.graph_signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
                 continue
             name, target = spec.arg.name, spec.target or ""
-            self._sources[name] = target
+            self._own.add(name)
             value = values.get(target, held.get(target))
             if isinstance(value, MeanVar):
                 self._hold(f"{name}_mean", value.mean)
@@ -63,7 +63,7 @@ class Graph(nn.Module):
         settings = Pass(self._settings.rules, self._settings.scales)
         given = iter(inputs)
         names = [node.name for node in self._graph.graph.nodes if node.op == "placeholder"]
-        leaves = [self._value(name) if name in self._sources else next(given) for name in names]
+        leaves = [self._value(name) if name in self._own else next(given) for name in names]
         with running(settings):
             found = _Run(self._graph).run(*leaves)
         value = found[0] if isinstance(found, tuple | list) and len(found) == 1 else found
@@ -100,7 +100,7 @@ class _Run(fx.Interpreter):
             where = f" in the module {self._path!r}" if self._path else ""
             raise CompatibilityError(
                 f"no rule says what {target} does to means and variances{where}; predict with via='draws', or register a "
-                "rule for it with posterity.prediction.propagation.rule"
+                "rule for it with posterity.prediction.propagation.table.rule"
             )
         if target in IN_PLACE and isinstance(args[0], MeanVar) and isinstance(result, MeanVar):
             args[0].mean, args[0].var, args[0]._second = result.mean, result.var, None

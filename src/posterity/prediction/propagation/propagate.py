@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,15 @@ from posterity.problem.problem import NetworkProblem
 from posterity.random import Random
 from posterity.tree import LIKELIHOOD, Tree, pick
 
-__all__ = ["Way", "components", "propagate", "ways", "weight_values"]
+__all__ = [
+    "Way",
+    "components",
+    "likelihood_parameters",
+    "points_of_each",
+    "propagate",
+    "ways",
+    "weight_values",
+]
 
 FEW = 16  # networks
 Way = Callable[[Batch, Random | None], list[tuple[Any, Tree]]]
@@ -83,16 +91,25 @@ def ways(problem: NetworkProblem, posterior: Posterior, points: int | None) -> l
         points: of all components together, 64 unless given; at least 16 of each.
     """
     parts = components(posterior)
-    each = max(16, (POINTS if points is None else points) // len(parts)) if len(parts) > 1 else points or POINTS
-    return [partial(_said, problem, weight_values(part), each) for part in parts]
+    return [partial(_said, problem, weight_values(part), points_of_each(points, len(parts))) for part in parts]
+
+
+def points_of_each(points: int | None, parts: int) -> int:
+    """How many points each of so many components has."""
+    points = points or POINTS
+    return points if parts == 1 else max(16, points // parts)
+
+
+def likelihood_parameters(values: Mapping[str, Value]) -> Tree:
+    """The likelihood's own parameters among the values."""
+    return pick({name: leaf for name, leaf in values.items() if isinstance(leaf, Tensor)}, LIKELIHOOD)
 
 
 def _said(
     problem: NetworkProblem, values: dict[str, Value], points: int, batch: Batch, random: Random | None
 ) -> list[tuple[Any, Tree]]:
     output = propagate(problem, values, batch)
-    own = {name: leaf for name, leaf in values.items() if name.startswith(LIKELIHOOD) and isinstance(leaf, Tensor)}
-    parameters = pick(own, LIKELIHOOD)
+    parameters = likelihood_parameters(values)
     return [(one, parameters) for one in outputs_at_points(output, problem.likelihood, points)]
 
 

@@ -14,11 +14,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from posterity.prediction.propagation.activations.moments import Accuracy
 from posterity.prediction.propagation.value import MeanVar, Value
 
-__all__ = ["Accuracy", "Pass", "Rules", "at_site", "current", "inside", "running"]
-
-Accuracy = Literal["fast", "exact"]
+__all__ = ["Pass", "Rules", "at_site", "current", "inside", "running"]
 
 
 @dataclass(frozen=True)

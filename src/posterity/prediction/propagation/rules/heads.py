@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posterity.prediction.propagation.rules.arithmetic import add
 from posterity.prediction.propagation.rules.attention import each, scaled_dot_product_attention, softmax
-from posterity.prediction.propagation.rules.linear import linear, matmul
+from posterity.prediction.propagation.rules.linear import linear, matmul, times
 from posterity.prediction.propagation.rules.shape import joined
 from posterity.prediction.propagation.table import rule
 from posterity.prediction.propagation.value import MeanVar, Value, split
@@ -64,7 +64,7 @@ def multi_head_attention_forward(
     q, k, v = (each(x, lambda leaf: _heads(leaf, num_heads)) for x in (q, k, v))
     mask = _mask(attn_mask, key_padding_mask, split(q)[0], split(k)[0])
     if need_weights:
-        logits = matmul(each_scaled(q, 1 / math.sqrt(split(q)[0].shape[-1])), each(k, lambda leaf: leaf.mT))
+        logits = matmul(times(q, 1 / math.sqrt(split(q)[0].shape[-1])), each(k, lambda leaf: leaf.mT))
         logits = logits if mask is None else add(logits, mask)
         attention = softmax(logits) if isinstance(logits, MeanVar) else torch.softmax(logits, -1)
         out = matmul(attention, v)
@@ -88,12 +88,6 @@ def _third(leaf: Value, i: int) -> Value:
 def _heads(leaf: Tensor, heads: int) -> Tensor:
     """[tokens, rows, features] to [rows, heads, tokens, features / heads]."""
     return leaf.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
-
-
-def each_scaled(x: Value, factor: float) -> Value:
-    """x times a number."""
-    mean, var = split(x)
-    return mean * factor if var is None else MeanVar(mean * factor, var * factor**2)
 
 
 def _mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -61,10 +61,11 @@ RULES[Tensor.__rmatmul__] = lambda input, other: matmul(other, input)
 @rule("addmm", "addbmm", "baddbmm", "addmv")
 def addmm(input: Value, first: Value, second: Value, *, beta: float = 1, alpha: float = 1) -> Value:
     found = matmul(first, second)
-    return add(_times(found, alpha), _times(input, beta))
+    return add(times(found, alpha), times(input, beta))
 
 
-def _times(x: Value, factor: float) -> Value:
+def times(x: Value, factor: float) -> Value:
+    """x times a number."""
     mean, var = split(x)
     return x if factor == 1 else join(factor * mean, None if var is None else factor**2 * var)
 
