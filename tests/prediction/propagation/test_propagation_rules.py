@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from posterity.errors import CompatibilityError
 from posterity.prediction.propagation.eager import Propagated, unwrapped
-from posterity.prediction.propagation.run import Pass, Rules, running
+from posterity.prediction.propagation.run import Pass, running
+from posterity.prediction.propagation.settings import Rules
 from posterity.prediction.propagation.value import MeanVar
 from posterity.random import Random
 

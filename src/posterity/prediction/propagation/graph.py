@@ -60,11 +60,10 @@ class Graph(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Means and variances, [rows, ...] each, of what the network says of `inputs`."""
-        settings = Pass(self._settings.rules, self._settings.scales)
         given = iter(inputs)
         names = [node.name for node in self._graph.graph.nodes if node.op == "placeholder"]
         leaves = [self._value(name) if name in self._own else next(given) for name in names]
-        with running(settings):
+        with running(self._settings.again()):
             found = _Run(self._graph).run(*leaves)
         value = found[0] if isinstance(found, tuple | list) and len(found) == 1 else found
         return (value.mean, value.var) if isinstance(value, MeanVar) else (value, None)

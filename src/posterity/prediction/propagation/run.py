@@ -10,37 +10,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
+from posterity.prediction.propagation.activations import fast_within
 from posterity.prediction.propagation.activations.moments import Accuracy
+from posterity.prediction.propagation.settings import Propagation, Rules
 from posterity.prediction.propagation.value import MeanVar, Value
 
-__all__ = ["Pass", "Rules", "at_site", "current", "inside", "running"]
+__all__ = ["OUTPUTS", "Pass", "accuracy", "at_site", "current", "inside", "pass_of", "running", "scaled"]
 
-
-@dataclass(frozen=True)
-class Rules:
-    """What can be chosen about the rules.
-
-    Args:
-        accuracy: of the moments of activations.
-        attention: "mean" takes attention weights at their mean; "logits" adds what the variance of their logits does, which
-            counts noise that all keys share too often.
-        pooling: correlation in [0, 1] of the positions that a pooling averages.
-    """
-
-    accuracy: Accuracy = "exact"
-    attention: Literal["mean", "logits"] = "mean"
-    pooling: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("accuracy", ("fast", "exact")), ("attention", ("mean", "logits"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if not 0.0 <= self.pooling <= 1.0:
-            raise ValueError(f"pooling must lie in [0, 1], got {self.pooling}")
+OUTPUTS = "outputs"  # the key of what multiplies the variance of the network's outputs
 
 
 @dataclass
@@ -49,20 +29,33 @@ class Pass:
 
     Args:
         scales: what multiplies the variance at a site, by key.
+        fast: sites whose activation takes its fast form.
         paths: of the modules that the pass is in, outermost first.
-        seen: how often each path had a site; sites: all keys in the order met.
+        seen: how often each path had a site; sites: all keys in the order met, the present one last.
+        suits: of each activation with a fast form, whether the stds of this pass suit that form.
     """
 
     rules: Rules = field(default_factory=Rules)
-    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    scales: Mapping[str, Tensor | float] = field(default_factory=dict)
+    fast: frozenset[str] = frozenset()
     paths: list[str] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
     sites: list[str] = field(default_factory=list)
+    suits: dict[str, bool] | None = None
 
     @property
     def path(self) -> str:
         """Of the module that the pass is in; "" for the network itself."""
         return self.paths[-1] if self.paths else ""
+
+    def again(self) -> Pass:
+        """A pass with the same settings, before its first site."""
+        return Pass(self.rules, self.scales, self.fast)
+
+
+def pass_of(settings: Propagation) -> Pass:
+    """A pass with these settings."""
+    return Pass(settings.rules, settings.scales, settings.fast)
 
 
 _CURRENT: ContextVar[Pass] = ContextVar("pass")
@@ -106,5 +99,21 @@ def at_site(x: Value) -> Value:
     one.seen[one.path] = index + 1
     key = f"{one.path}#{index}"
     one.sites.append(key)
-    scale = one.scales.get(key)
-    return x if scale is None else MeanVar(x.mean, x.var * scale)
+    return scaled(x, key)
+
+
+def scaled(x: Value, key: str) -> Value:
+    """x with its variance scaled by what the pass has for this key."""
+    scale = current().scales.get(key)
+    return MeanVar(x.mean, x.var * scale) if isinstance(x, MeanVar) and scale is not None else x
+
+
+def accuracy(name: str, x: MeanVar) -> Accuracy:
+    """Of the activation of this name at the present site, x being its input."""
+    one = current()
+    if one is _DEFAULT or not one.sites:
+        return one.rules.accuracy
+    key = one.sites[-1]
+    if one.suits is not None:
+        one.suits[key] = fast_within(name, float(x.var.max().sqrt()))
+    return "fast" if key in one.fast else one.rules.accuracy

@@ -3,56 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from posterity.prediction.propagation import activations
-from posterity.prediction.propagation.run import at_site, current
+from posterity.prediction.propagation.activations import Accuracy, Moments
+from posterity.prediction.propagation.run import accuracy, at_site, current
 from posterity.prediction.propagation.table import mirrored, rule
 from posterity.prediction.propagation.value import MeanVar, Value
 
 
-def _at(input: Value, moments: Callable[..., Any], *args: Any) -> Value:
+def _at(
+    function: Callable[[Tensor], Tensor], input: Value, moments: Callable[..., Moments], *args: Any, fast: str = ""
+) -> Value:
+    """The moments at this site, or by the slope of the function at the mean.
+
+    Args:
+        fast: the name of moments that have a fast form too.
+    """
     x = at_site(input)
     assert isinstance(x, MeanVar)
+    if current().rules.activations == "slope":
+        at_mean = torch.func.jvp(function, (x.mean,), (torch.ones_like(x.mean),))
+        return MeanVar(at_mean[0], at_mean[1].square() * x.var)
+    if fast:
+        return MeanVar(*moments(x.mean, x.var, *args, accuracy=accuracy(fast, x)))
     return MeanVar(*moments(x.mean, x.var, *args))
-
-
-def _accurately(input: Value, moments: Callable[..., Any]) -> Value:
-    return _at(input, lambda mean, var: moments(mean, var, accuracy=current().rules.accuracy))
 
 
 @rule("gelu")
 def gelu(input: Value, approximate: str = "none") -> Value:
-    return _accurately(input, activations.gelu)
+    return _at(partial(F.gelu, approximate=approximate), input, activations.gelu, fast="gelu")
 
 
 @rule("relu")
 def relu(input: Value, inplace: bool = False) -> Value:
-    return _at(input, activations.relu)
+    return _at(F.relu, input, activations.relu)
 
 
 @rule("relu6")
 def relu6(input: Value, inplace: bool = False) -> Value:
-    return _at(input, activations.clamp, 0.0, 6.0)
+    return _at(F.relu6, input, activations.clamp, 0.0, 6.0)
 
 
 @rule("leaky_relu")
 def leaky_relu(input: Value, negative_slope: float = 0.01, inplace: bool = False) -> Value:
-    return _at(input, activations.leaky_relu, negative_slope)
+    return _at(partial(F.leaky_relu, negative_slope=negative_slope), input, activations.leaky_relu, negative_slope)
 
 
 @rule("hardtanh")
 def hardtanh(input: Value, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
-    return _at(input, activations.clamp, min_val, max_val)
+    return clamp(input, min_val, max_val)
 
 
 @rule("clamp", "clip")
 def clamp(input: Value, min: Any = None, max: Any = None) -> Value:
     if isinstance(min, Tensor) or isinstance(max, Tensor):
         return NotImplemented
-    return _at(input, activations.clamp, min, max)
+    return _at(partial(torch.clamp, min=min, max=max), input, activations.clamp, min, max)
 
 
 @rule("clamp_min")
@@ -67,50 +79,59 @@ def clamp_max(input: Value, max: Any) -> Value:
 
 @rule("hardsigmoid")
 def hardsigmoid(input: Value, inplace: bool = False) -> Value:
-    return _at(input, activations.hardsigmoid)
+    return _at(F.hardsigmoid, input, activations.hardsigmoid)
 
 
 @rule("hardswish")
 def hardswish(input: Value, inplace: bool = False) -> Value:
-    return _at(input, activations.hardswish)
+    return _at(F.hardswish, input, activations.hardswish)
 
 
 @rule("sigmoid")
 def sigmoid(input: Value) -> Value:
-    return _accurately(input, activations.sigmoid)
+    return _at(torch.sigmoid, input, activations.sigmoid, fast="sigmoid")
 
 
 @rule("tanh")
 def tanh(input: Value) -> Value:
-    return _accurately(input, activations.tanh)
+    return _at(torch.tanh, input, activations.tanh, fast="tanh")
 
 
 @rule("silu")
 def silu(input: Value, inplace: bool = False) -> Value:
-    return _accurately(input, activations.silu)
+    return _at(F.silu, input, activations.silu, fast="silu")
 
 
 @rule("softplus")
 def softplus(input: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    accuracy = current().rules.accuracy
-    return _at(input, lambda mean, var: activations.softplus(mean, var, beta, threshold, accuracy=accuracy))
+    def moments(mean: Tensor, var: Tensor, accuracy: Accuracy) -> Moments:
+        return activations.softplus(mean, var, beta, threshold, accuracy=accuracy)
+
+    return _at(partial(F.softplus, beta=beta, threshold=threshold), input, moments, fast="softplus")
 
 
 @rule("elu")
 def elu(input: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: Any = 1.0, inplace: bool = False) -> Value:
     rate = 1.0 if isinstance(input_scale, bool) else input_scale  # Python's form has `inplace` in this place
     scale = 1.0 if isinstance(scale, bool) else scale
-    return _at(input, activations.elu, alpha, scale, rate)
+    return _elu(input, alpha, scale, rate)
+
+
+def _elu(input: Value, alpha: float, scale: float, rate: float) -> Value:
+    def elu(x: Tensor) -> Tensor:
+        return scale * torch.where(x > 0, x, alpha * torch.expm1(rate * x.clamp(max=0.0)))
+
+    return _at(elu, input, activations.elu, alpha, scale, rate)
 
 
 @rule("celu")
 def celu(input: Value, alpha: float = 1.0, inplace: bool = False) -> Value:
-    return _at(input, activations.elu, alpha, 1.0, 1 / alpha)
+    return _elu(input, alpha, 1.0, 1 / alpha)
 
 
 @rule("selu")
 def selu(input: Value, inplace: bool = False) -> Value:
-    return _at(input, activations.elu, 1.6732632423543772, 1.0507009873554805)
+    return _elu(input, 1.6732632423543772, 1.0507009873554805, 1.0)
 
 
 @rule("exp")
@@ -134,8 +155,6 @@ def activated(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
     """Other activations, by quadrature, at a site."""
 
     def apply(input: Value, inplace: bool = False) -> Value:
-        x = at_site(input)
-        assert isinstance(x, MeanVar)
-        return MeanVar(*activations.elementwise(lambda leaf: function(leaf), x.mean, x.var))
+        return _at(function, input, partial(activations.elementwise, lambda leaf: function(leaf)))
 
     return apply

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posterity.prediction.propagation.rules.arithmetic import add, mul
 from posterity.prediction.propagation.rules.linear import channels
-from posterity.prediction.propagation.run import at_site
+from posterity.prediction.propagation.run import at_site, current
 from posterity.prediction.propagation.table import RULES, rule
 from posterity.prediction.propagation.value import Value, join, split
 
@@ -34,7 +34,9 @@ def _normalised(x: Value, dims: tuple[int, ...], eps: float, centred: bool = Tru
         return c * torch.rsqrt(power + eps)
     average = var.mean(dims, keepdim=True)
     lost = 1 / size if centred else 0.0
-    inverse = torch.rsqrt(power + (1 - lost) * average + eps)
+    if current().rules.norms == "expected":
+        power = power + (1 - lost) * average
+    inverse = torch.rsqrt(power + eps)
     return join(c * inverse, ((1 - 2 * lost) * var + lost * average) * inverse.square())
 
 
