@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posterity.errors import CompatibilityError, DataError, StorageError
+from posterity.errors import CompatibilityError, DataError, PosterityWarning, StorageError
 from posterity.history import History
 from posterity.posterior.draws import Streamed
 from posterity.posterior.files import FileRecord, strict_json
@@ -21,7 +22,9 @@ from posterity.posterior.shards import ShardWriter
 from posterity.posterior.storage import load_json, load_manifest, load_tree, records, save_run
 from posterity.prediction.draws import batches_of, predict_blocks, recorded_outputs
 from posterity.prediction.predictive import Predictive, concat
-from posterity.prediction.temperature import fit_temperature
+from posterity.prediction.propagation.calibrate import Sites, calibrated
+from posterity.prediction.propagation.settings import Propagation
+from posterity.prediction.temperature import check_labels, fit_temperature
 from posterity.problem.batches import Reader, to_device
 from posterity.problem.likelihoods import likelihood_from_json
 from posterity.problem.network import Network
@@ -43,6 +46,7 @@ class BayesianModel:
         settings: everything the fit was told, in JSON; `settings["seed"]` addresses the draws of `predict`.
         history: a list of one dict per epoch (`.to_frame()` with the tables extra).
         temperature, calibration: what `calibrate` found, and the NLL before and after; 1 and None before.
+        propagation: how `via="propagation"` goes: its rules, yours to choose, and what `calibrate` found for it.
         snapshots: weights with the optimizer's statistics, one per member, where the method keeps them.
     """
 
@@ -63,6 +67,7 @@ class BayesianModel:
         self.snapshots = list(snapshots)
         self.temperature = temperature
         self.calibration: dict[str, Any] | None = None
+        self.propagation = Propagation()
 
     def __repr__(self) -> str:
         method = self.settings.get("method", self.posterior.kind)
@@ -127,32 +132,57 @@ class BayesianModel:
     ) -> Iterator[tuple[Predictive, Any]]:
         random = Random(int(self.settings.get("seed", 0)) if seed is None else seed)
         batches = batches_of(data, self.problem.reader, batch_size, targets)
-        options = {"temperature": self.temperature, **options}
+        options = {"temperature": self.temperature, "settings": self.propagation, **options}
         return predict_blocks(self.problem, self.posterior, batches, random=random, **options)
 
     def calibrate(
-        self, data: Any, *, via: str | None = None, draws: int | None = None, batch_size: int | None = None
+        self,
+        data: Any,
+        *,
+        via: str | None = None,
+        draws: int | None = None,
+        batch_size: int | None = None,
+        sites: Sites = "all",
     ) -> BayesianModel:
-        """Fit one temperature on held-out data by its NLL; predictions use it from now on.
+        """Fit what is predicted to held-out data by its NLL; predictions use it from now on.
 
-        Logits are divided by it, stds multiplied by its root. Guo et al. (2017). The NLL before and after is in
-        `calibration`. The outputs of all rows and draws are held while it is fitted.
+        A temperature: logits are divided by it, stds multiplied by its root. Guo et al. (2017). Of `via="propagation"` also
+        a scale of the variance at each site (activation, norm, pooling), arXiv 2606.16214; where the variance does not help
+        on rows that were left out, the mean network with its temperature answers from then on, and a warning says so. The
+        NLL before and after is in `calibration`. The outputs of all rows and draws are held while it is fitted.
 
         Args:
-            data: labelled rows that were not trained on.
+            data: labelled rows that were not trained on; a few hundred for propagation.
             via, draws, batch_size: as in `predict`.
+            sites: of propagation, "all"; or "outputs", one scale for what the network says.
 
         Returns:
             The model itself.
 
         Raises:
             DataError: no rows, or targets that cannot be used.
-            CompatibilityError: a likelihood without a temperature (Poisson).
+            CompatibilityError: a likelihood without a temperature (Poisson), except via propagation.
         """
-        batches = batches_of(data, self.problem.reader, batch_size, targets=True)
+        batches = list(batches_of(data, self.problem.reader, batch_size, targets=True))
+        check_labels(self.problem.likelihood, [batch.targets for batch in batches])
         random = Random(int(self.settings.get("seed", 0)))
-        recorded = recorded_outputs(self.problem, self.posterior, batches, via=via, draws=draws, random=random)
-        self.temperature, self.calibration = fit_temperature(self.problem.likelihood, recorded)
+        if via == "propagation":
+            found = calibrated(
+                self.problem, self.posterior, batches, self.propagation, sites=sites, points=draws, random=random
+            )
+            self.propagation, self.temperature, about = found
+            if not self.propagation.helps:
+                warnings.warn(
+                    f"on {about['checked']} rows left out of the fit the variance does not help (NLL "
+                    f"{about['nll_propagated']:.4g}; the mean network with its temperature: {about['nll_mean']:.4g}): via "
+                    "propagation the mean network answers from now on",
+                    PosterityWarning,
+                    stacklevel=2,
+                )
+        else:
+            recorded = recorded_outputs(self.problem, self.posterior, batches, via=via, draws=draws, random=random)
+            self.temperature, about = fit_temperature(self.problem.likelihood, recorded)
+        self.calibration = {"via": via or ("mean" if self.posterior.finite == 1 else "draws"), **about}
         return self
 
     def export(
@@ -184,6 +214,7 @@ class BayesianModel:
             draws=draws,
             temperature=self.temperature,
             seed=int(self.settings.get("seed", 0)),
+            settings=self.propagation,
         )
         labels = getattr(self.problem.likelihood, "classes", None)
         about = {"via": via, "temperature": self.temperature, "classes": labels, "versions": versions()}
@@ -242,7 +273,8 @@ class BayesianModel:
             "history": list(self.history),
             "versions": versions(),
         }
-        extra = {"calibration": {"temperature": self.temperature, **(self.calibration or {})}}
+        found = {"temperature": self.temperature, "propagation": self.propagation.to_json(), **(self.calibration or {})}
+        extra = {"calibration": found}
         save_run(folder, strict_json(manifest, null=True), trees, extra, shards)
 
 
@@ -296,6 +328,8 @@ def load(
         snapshots=load_snapshots(folder) if "snapshot-000" in names else [],
         temperature=calibration.pop("temperature"),
     )
+    if "propagation" in calibration:
+        model.propagation = Propagation.from_json(calibration.pop("propagation"))
     model.calibration = calibration or None
     return model
 

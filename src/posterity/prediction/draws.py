@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from posterity.errors import CompatibilityError, DataError, PosterityWarning
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.predictive import Predictive, reducer
+from posterity.prediction.propagation.settings import Propagation
 from posterity.problem.batches import Batch, Reader, check_finite, rows_of, tensors_in
 from posterity.problem.data import Source, as_inputs, pick_rows, source, take
 from posterity.problem.problem import NetworkProblem
@@ -96,15 +97,19 @@ def predict_blocks(
     temperature: float = 1.0,
     max_memory: int = 256 * 2**20,
     keep: str | None = None,
+    settings: Propagation | None = None,
 ) -> Iterator[tuple[Predictive, Any]]:
     """(Predictive, raw targets) for batch after batch, every draw made once per block of them.
+
+    Args:
+        settings: of propagation.
 
     Raises:
         CompatibilityError: an unknown `via` or `keep`; the mean of an ensemble; an operation that cannot be propagated.
     """
     if keep not in (None, "draws"):
         raise CompatibilityError(f"keep must be 'draws' or nothing, got {keep!r}")
-    via, ways = _ways(problem, posterior, via, draws, random)
+    via, ways = _ways(problem, posterior, via, draws, random, settings)
     for block in _blocks(batches, max_memory):
         reducers = [reducer(problem.likelihood, temperature, keep_draws=keep == "draws") for _ in block]
         with torch.inference_mode(), problem.network.session(train=False):
@@ -124,12 +129,13 @@ def recorded_outputs(
     via: str | None = None,
     draws: int | None = None,
     random: Random,
+    settings: Propagation | None = None,
 ) -> list[tuple[list[tuple[Any, Tree]], Any]]:
     """For each batch: the network's outputs under every draw with that draw's likelihood parameters, and raw targets.
 
     All of it is held: rows x draws x outputs. For fits on predictions, which read them many times.
     """
-    _, ways = _ways(problem, posterior, via, draws, random)
+    _, ways = _ways(problem, posterior, via, draws, random, settings)
     held = list(batches)
     recorded: list[tuple[list[tuple[Any, Tree]], Any]] = [([], batch.targets) for batch in held]
     for way in ways():
@@ -143,7 +149,12 @@ Way = Callable[[Batch, Random | None], Iterable[tuple[Any, Tree]]]  # outputs of
 
 
 def _ways(
-    problem: NetworkProblem, posterior: Posterior, via: str | None, draws: int | None, random: Random
+    problem: NetworkProblem,
+    posterior: Posterior,
+    via: str | None,
+    draws: int | None,
+    random: Random,
+    settings: Propagation | None,
 ) -> tuple[str, Callable[[], Iterator[Way]]]:
     """The name of what was chosen, and a function that gives its ways to say something from the first on."""
     via = via or ("mean" if posterior.finite == 1 else "draws")
@@ -154,7 +165,7 @@ def _ways(
     if via == "propagation":
         from posterity.prediction.propagation.propagate import ways
 
-        found = ways(problem, posterior, draws)
+        found = ways(problem, posterior, draws, settings or Propagation())
         return via, lambda: iter(found)
     if via == "mean":
         mean = posterior.mean()

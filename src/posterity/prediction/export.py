@@ -16,7 +16,9 @@ from posterity.errors import CompatibilityError
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.propagation.graph import Graph, graph_of
 from posterity.prediction.propagation.head import normal_points
-from posterity.prediction.propagation.propagate import components, likelihood_parameters, points_of_each, weight_values
+from posterity.prediction.propagation.propagate import likelihood_parameters, points_of_each, values_of
+from posterity.prediction.propagation.run import pass_of
+from posterity.prediction.propagation.settings import Propagation
 from posterity.prediction.propagation.value import Value
 from posterity.prediction.said import SaidClasses, SaidNumbers, said
 from posterity.problem.problem import NetworkProblem
@@ -59,12 +61,17 @@ def exported(
     draws: int | None,
     temperature: float,
     seed: int,
+    settings: Propagation,
 ) -> tuple[Exported, tuple[Tensor, ...], list[str]]:
-    """The module, its inputs in a row, and their names."""
+    """The module, its inputs in a row, and their names.
+
+    Args:
+        settings: of propagation.
+    """
     network = problem.network
     values: list[dict[str, Value]]
     if via == "propagation":
-        values = [weight_values(part) for part in components(posterior)]
+        values = values_of(posterior, settings)
     elif via == "mean":
         values = [dict(posterior.mean())]
     elif via == "draws":
@@ -74,7 +81,7 @@ def exported(
     args, kwargs = network.arguments(example)
     inputs = (*args, *kwargs.values())
     names = [*(f"x{i}" if len(args) > 1 else "x" for i in range(len(args))), *kwargs]
-    graphs = [graph_of(network, one, example) for one in values]
+    graphs = [graph_of(network, one, example, pass_of(settings)) for one in values]
     parameters = likelihood_parameters(values[0])
     points = None
     if via == "propagation":

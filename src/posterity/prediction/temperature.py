@@ -11,16 +11,39 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from posterity.errors import DataError
 from posterity.prediction.predictive import reducer
-from posterity.problem.likelihoods import Likelihood
+from posterity.problem.likelihoods import Categorical, Likelihood
+from posterity.problem.targets import plain
 from posterity.tree import Tree
 
-__all__ = ["fit_temperature"]
+__all__ = ["check_labels", "fit_temperature"]
 
 # Golden-section search on log T over [1/20, 20]: 24 steps narrow 6 to 6 * 0.618^24 = 6e-5, a relative error below 1e-4.
 _LOW, _HIGH, _STEPS = math.log(0.05), math.log(20.0), 24
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+def check_labels(likelihood: Likelihood, targets: Sequence[Any]) -> None:
+    """Refuse batches of raw labels that are all the same one: whatever is surer of it fits them better, without end.
+
+    Raises:
+        DataError: several rows of one class.
+    """
+    if not isinstance(likelihood, Categorical):
+        return
+    found: set[Any] = set()
+    rows = 0
+    for batch in map(plain, targets):
+        if isinstance(batch, Tensor) and batch.is_floating_point():
+            return  # a distribution in each row
+        labels = batch.flatten().tolist() if isinstance(batch, Tensor) else list(batch)
+        found |= set(labels) - {likelihood.ignore_index}
+        rows += len(labels)
+    if rows > 1 and len(found) == 1:
+        raise DataError(f"all {rows} calibration targets are {found.pop()!r}: rows of several classes are needed")
 
 
 def fit_temperature(

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from posterity.posterior.moments import FactoredNormal
+from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.value import MeanVar, Value, join, split
 
 __all__ = ["FactoredWeight"]
@@ -55,7 +57,14 @@ class FactoredWeight(MeanVar):
         second = hidden.square() + own
         if v is not None:
             second = second + into(v, p2)
-        var = out(own, m2) + out(second, s2)
+        mean, var = whole(u, self.mean), out(own, m2) + out(second, s2)
         if v is not None:
             var = var + whole(v, self.mean.square())
-        return join(whole(u, self.mean), var)
+        noise = current().noise
+        if noise is not None:
+            alone = id(self) in noise.alone
+            if alone or v is not None:
+                shift = noise.added(torch.zeros_like(hidden), own if alone else into(v, r2))  # type: ignore[arg-type]
+                mean = mean + out(shift, self.moment.left_mean)
+            mean = noise.added(mean, out(second if alone else second - hidden.square(), s2))
+        return join(mean, var)

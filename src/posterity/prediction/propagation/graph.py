@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from posterity.errors import CompatibilityError
 from posterity.prediction.propagation import rules  # noqa: F401  (fills the table)
-from posterity.prediction.propagation.run import Pass, inside, running
+from posterity.prediction.propagation.run import Pass, inside, outputs_scaled, running
 from posterity.prediction.propagation.table import IN_PLACE, RULES
 from posterity.prediction.propagation.value import MeanVar, Value
 from posterity.problem.network import Network
@@ -65,7 +65,7 @@ class Graph(nn.Module):
         leaves = [self._value(name) if name in self._own else next(given) for name in names]
         with running(self._settings.again()):
             found = _Run(self._graph).run(*leaves)
-        value = found[0] if isinstance(found, tuple | list) and len(found) == 1 else found
+            value = outputs_scaled(found[0] if isinstance(found, tuple | list) and len(found) == 1 else found)
         return (value.mean, value.var) if isinstance(value, MeanVar) else (value, None)
 
 
@@ -136,8 +136,13 @@ def graph_of(network: Network, values: Mapping[str, Value], example: Any, settin
 
     Raises:
         CompatibilityError: a network that `torch.export` cannot write down (eager propagation still works), or an operation
-            without a rule.
+            without a rule; `Rules(covariance=True)`.
     """
+    if settings is not None and settings.rules.covariance:
+        raise CompatibilityError(
+            "a covariance takes slopes of the network, which its graph has not: export with Rules(covariance=False), or "
+            "predict with via='propagation'"
+        )
     args, kwargs = network.arguments(example)
     whole = _Positional(network, list(kwargs), len(args))
     inputs = (*args, *kwargs.values())

@@ -17,10 +17,12 @@ from posterity.posterior.mixture import Mixture
 from posterity.posterior.moments import Deterministic, FactoredNormal, Moment, Normal
 from posterity.posterior.point import Point
 from posterity.posterior.posterior import Posterior
+from posterity.prediction.propagation.covariance import covaried
 from posterity.prediction.propagation.eager import Propagated, followed, unwrapped
 from posterity.prediction.propagation.factored import FactoredWeight
 from posterity.prediction.propagation.head import POINTS, outputs_at_points
-from posterity.prediction.propagation.run import Pass, running
+from posterity.prediction.propagation.run import Pass, outputs_scaled, pass_of, running
+from posterity.prediction.propagation.settings import Propagation
 from posterity.prediction.propagation.value import MeanVar, Value
 from posterity.problem.batches import Batch
 from posterity.problem.problem import NetworkProblem
@@ -33,6 +35,7 @@ __all__ = [
     "likelihood_parameters",
     "points_of_each",
     "propagate",
+    "values_of",
     "ways",
     "weight_values",
 ]
@@ -84,14 +87,20 @@ def _value(moment: Moment) -> Value:
     raise CompatibilityError(f"propagation knows no moments of the kind {type(moment).__name__}")
 
 
-def ways(problem: NetworkProblem, posterior: Posterior, points: int | None) -> list[Way]:
+def values_of(posterior: Posterior, settings: Propagation) -> list[dict[str, Value]]:
+    """For each component of the posterior the values of its weights; their means where the variance does not help."""
+    parts = components(posterior)
+    return [weight_values(part) if settings.helps else dict(part.mean()) for part in parts]
+
+
+def ways(problem: NetworkProblem, posterior: Posterior, points: int | None, settings: Propagation) -> list[Way]:
     """For each component of the posterior, what stands for its draws on a batch.
 
     Args:
         points: of all components together, 64 unless given; at least 16 of each.
     """
-    parts = components(posterior)
-    return [partial(_said, problem, weight_values(part), points_of_each(points, len(parts))) for part in parts]
+    parts = values_of(posterior, settings)
+    return [partial(_said, problem, values, points_of_each(points, len(parts)), settings) for values in parts]
 
 
 def points_of_each(points: int | None, parts: int) -> int:
@@ -106,9 +115,14 @@ def likelihood_parameters(values: Mapping[str, Value]) -> Tree:
 
 
 def _said(
-    problem: NetworkProblem, values: dict[str, Value], points: int, batch: Batch, random: Random | None
+    problem: NetworkProblem,
+    values: dict[str, Value],
+    points: int,
+    settings: Propagation,
+    batch: Batch,
+    random: Random | None,
 ) -> list[tuple[Any, Tree]]:
-    output = propagate(problem, values, batch)
+    output = propagate(problem, values, batch, pass_of(settings))
     parameters = likelihood_parameters(values)
     return [(one, parameters) for one in outputs_at_points(output, problem.likelihood, points)]
 
@@ -120,9 +134,14 @@ def propagate(problem: NetworkProblem, values: dict[str, Value], inputs: Any, on
         values: of the weights, as `weight_values` gives them.
         one: settings and sites of this pass.
 
+    Returns:
+        A value, or the tuple of them that the likelihood reads; with `Rules(covariance=True)` a `Joint`.
+
     Raises:
-        CompatibilityError: an operation without a rule.
+        CompatibilityError: an operation without a rule; see `covaried` for those of a covariance.
     """
+    if one is not None and one.rules.covariance:
+        return covaried(problem, values, inputs, one)
     theta: Tree = {name: Propagated(leaf) if isinstance(leaf, MeanVar) else leaf for name, leaf in values.items()}
     with running(one or Pass()), followed(problem.network.module):
-        return unwrapped(problem.outputs(theta, inputs))
+        return outputs_scaled(unwrapped(problem.outputs(theta, inputs)))

@@ -10,15 +10,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from posterity.prediction.propagation.activations import fast_within
 from posterity.prediction.propagation.activations.moments import Accuracy
+from posterity.prediction.propagation.noise import Noise
 from posterity.prediction.propagation.settings import Propagation, Rules
 from posterity.prediction.propagation.value import MeanVar, Value
 
-__all__ = ["OUTPUTS", "Pass", "accuracy", "at_site", "current", "inside", "pass_of", "running", "scaled"]
+__all__ = [
+    "OUTPUTS",
+    "Pass",
+    "accuracy",
+    "at_site",
+    "current",
+    "inside",
+    "outputs_scaled",
+    "pass_of",
+    "running",
+    "scaled",
+]
 
 OUTPUTS = "outputs"  # the key of what multiplies the variance of the network's outputs
 
@@ -33,6 +46,7 @@ class Pass:
         paths: of the modules that the pass is in, outermost first.
         seen: how often each path had a site; sites: all keys in the order met, the present one last.
         suits: of each activation with a fast form, whether the stds of this pass suit that form.
+        noise: of a pass for a covariance, what appears on its way.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -42,6 +56,7 @@ class Pass:
     seen: dict[str, int] = field(default_factory=dict)
     sites: list[str] = field(default_factory=list)
     suits: dict[str, bool] | None = None
+    noise: Noise | None = None
 
     @property
     def path(self) -> str:
@@ -106,6 +121,11 @@ def scaled(x: Value, key: str) -> Value:
     """x with its variance scaled by what the pass has for this key."""
     scale = current().scales.get(key)
     return MeanVar(x.mean, x.var * scale) if isinstance(x, MeanVar) and scale is not None else x
+
+
+def outputs_scaled(output: Any) -> Any:
+    """What a network says, a value or a tuple of them, with the variance scaled by what the pass has for the outputs."""
+    return tuple(map(outputs_scaled, output)) if isinstance(output, tuple) else scaled(output, OUTPUTS)
 
 
 def accuracy(name: str, x: MeanVar) -> Accuracy:

@@ -22,6 +22,8 @@ class Rules:
         pooling: correlation in [0, 1] of the positions that a pooling averages.
         activations: "moments", or "slope" for the delta method: f(m), f'(m)^2 v.
         norms: by the "expected" square, or at the "mean": that of the means alone.
+        covariance: of all outputs of a row, through all that its features, positions and branches share (`covariance.py`),
+            at the cost of a backward pass per output; for at most `covariance_outputs` of them.
     """
 
     accuracy: Accuracy = "exact"
@@ -29,6 +31,8 @@ class Rules:
     pooling: float = 0.0
     activations: Literal["moments", "slope"] = "moments"
     norms: Literal["expected", "mean"] = "expected"
+    covariance: bool = False
+    covariance_outputs: int = 64
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():

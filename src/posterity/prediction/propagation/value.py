@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["MeanVar", "Value", "dense", "join", "split", "spread", "total"]
+__all__ = ["MeanVar", "Value", "dense", "held", "join", "split", "spread", "total"]
+
+held: ContextVar[bool] = ContextVar("held", default=False)  # variances are constants to autograd: slopes are of means
 
 
 class MeanVar:
@@ -21,7 +24,7 @@ class MeanVar:
     __slots__ = ("_second", "mean", "var")
 
     def __init__(self, mean: Tensor, var: Tensor) -> None:
-        self.mean, self.var = mean, var
+        self.mean, self.var = mean, var.detach() if held.get() else var
         self._second: Tensor | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,11 +29,24 @@ def _at(
     x = at_site(input)
     assert isinstance(x, MeanVar)
     if current().rules.activations == "slope":
-        at_mean = torch.func.jvp(function, (x.mean,), (torch.ones_like(x.mean),))
-        return MeanVar(at_mean[0], at_mean[1].square() * x.var)
-    if fast:
-        return MeanVar(*moments(x.mean, x.var, *args, accuracy=accuracy(fast, x)))
-    return MeanVar(*moments(x.mean, x.var, *args))
+        mean, slope = _at_mean(function, x.mean)
+        return MeanVar(mean, slope.square() * x.var)
+    options = {"accuracy": accuracy(fast, x)} if fast else {}
+    return by_moments(lambda mean, var: moments(mean, var, *args, **options), x)
+
+
+def by_moments(moments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], x: MeanVar) -> MeanVar:
+    """The value of these moments."""
+    noise = current().noise
+    return MeanVar(*(moments(x.mean, x.var) if noise is None else noise.beyond_slope(moments, x.mean, x.var)))
+
+
+def _at_mean(function: Callable[[Tensor], Tensor], mean: Tensor) -> tuple[Tensor, Tensor]:
+    """The value and the slope."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what torch does in there
+        value, slope, *_ = torch.func.jvp(function, (mean,), (torch.ones_like(mean),))
+    return value, slope
 
 
 @rule("gelu")
@@ -136,18 +150,18 @@ def selu(input: Value, inplace: bool = False) -> Value:
 
 @rule("exp")
 def exp(input: MeanVar) -> Value:
-    return MeanVar(*activations.exp(input.mean, input.var))
+    return by_moments(activations.exp, input)
 
 
 @rule("abs", "absolute", "__abs__")
 def absolute(input: MeanVar) -> Value:
-    return MeanVar(*activations.abs(input.mean, input.var))
+    return by_moments(activations.abs, input)
 
 
 @mirrored("log", "log1p", "log2", "log10", "sqrt", "rsqrt", "expm1", "erf", "erfc", "sin", "cos", "tan", "atan", "exp2")
 def smooth(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
     """Other functions of one argument, by quadrature."""
-    return lambda input: MeanVar(*activations.elementwise(function, input.mean, input.var))
+    return lambda input: by_moments(partial(activations.elementwise, function), input)
 
 
 @mirrored("mish", "softsign", "logsigmoid", "tanhshrink")

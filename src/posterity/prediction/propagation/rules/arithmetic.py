@@ -7,12 +7,15 @@ x^2        m^2 + v,        4 m^2 v + 2 v^2                      exact of a norma
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from posterity.prediction.propagation.activations import elementwise, square
+from posterity.prediction.propagation.rules.activation import by_moments
+from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import RULES, rule
 from posterity.prediction.propagation.value import MeanVar, Value, join, split, spread, total
 
@@ -56,11 +59,14 @@ def neg(input: Value) -> Value:
 @rule("mul", "multiply", "__mul__", "__rmul__", "__imul__")
 def mul(input: Any, other: Any) -> Value:
     if input is other and isinstance(input, MeanVar):
-        return MeanVar(*square(input.mean, input.var))
+        return by_moments(square, input)
     (mean, var), (factor, factor_var) = _split(input), _split(other)
     found = mean * factor
     first = None if var is None else var * (other.second if isinstance(other, MeanVar) else factor * factor)
     second = None if factor_var is None else factor_var * (mean * mean)
+    noise = current().noise
+    if noise is not None and var is not None and factor_var is not None:
+        found = noise.added(found, var * factor_var)
     return join(found, total(first, second))
 
 
@@ -76,7 +82,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Value:
 
 @rule("reciprocal")
 def reciprocal(input: MeanVar) -> Value:
-    return MeanVar(*elementwise(torch.reciprocal, input.mean, input.var))
+    return by_moments(partial(elementwise, torch.reciprocal), input)
 
 
 def _rdiv(input: MeanVar, other: Any) -> Value:
@@ -88,7 +94,7 @@ RULES[Tensor.__rdiv__] = RULES[Tensor.__rtruediv__] = _rdiv
 
 @rule("square")
 def squared(input: MeanVar) -> Value:
-    return MeanVar(*square(input.mean, input.var))
+    return by_moments(square, input)
 
 
 @rule("pow", "__pow__", "__ipow__")
@@ -99,7 +105,7 @@ def power(input: Value, exponent: Any) -> Value:
         return input
     if exponent == 2:
         return squared(input)
-    return MeanVar(*elementwise(lambda x: torch.pow(x, exponent), input.mean, input.var))
+    return by_moments(partial(elementwise, lambda x: torch.pow(x, exponent)), input)
 
 
 @rule("addcmul")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from posterity.prediction.propagation.factored import FactoredWeight
 from posterity.prediction.propagation.rules.arithmetic import add
 from posterity.prediction.propagation.rules.attention import mixed
+from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import RULES, mirrored, rule
 from posterity.prediction.propagation.value import MeanVar, Value, join, split, total
 
@@ -23,8 +24,15 @@ def bilinear(product: Callable[[Tensor, Tensor], Tensor], x: Value, weight: Valu
     """Of a product that is linear in both."""
     (mean, var), (matrix, matrix_var) = split(x), split(weight)
     second = weight.second if isinstance(weight, MeanVar) else matrix.square()
+    found, noise = product(mean, matrix), current().noise
+    if noise is not None and matrix_var is not None:
+        if id(weight) in noise.alone:
+            squares = mean.square() if var is None else mean.square() + var
+            found = noise.added(found, product(squares, matrix_var))
+        elif var is not None:
+            found = noise.added(found, product(var, matrix_var))
     return join(
-        product(mean, matrix),
+        found,
         total(
             None if var is None else product(var, second),
             None if matrix_var is None else product(mean.square(), matrix_var),
@@ -33,6 +41,9 @@ def bilinear(product: Callable[[Tensor, Tensor], Tensor], x: Value, weight: Valu
 
 
 def _linear(input: Value, weight: Value) -> Value:
+    noise = current().noise
+    if noise is not None:
+        noise.positions[id(weight)] += split(input)[0].shape[:-1].numel()
     if isinstance(weight, FactoredWeight):
         return weight.product(input, F.linear, torch.matmul, F.linear)
     return bilinear(F.linear, input, weight)
