@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from posterity.problem.problem import NetworkProblem
 from posterity.problem.targets import IGNORE
 from posterity.tree import Tree
 
-__all__ = ["Classes", "as_pixels"]
+__all__ = ["Classes"]
 
 BLOCK = 500  # rows of a pass
 
@@ -88,9 +87,3 @@ def _entropy(probs: Tensor) -> Tensor:
     """[rows] in nats; of a text the mean over its positions but the last, which nothing follows."""
     each = torch.special.entr(probs).sum(-1)
     return each if each.ndim == 1 else each[:, :-1].mean(1)
-
-
-def as_pixels(images: Any) -> Tensor:
-    """[n, channels, h, w] in [0, 1] from uint8 [n, h, w] or [n, h, w, 3]."""
-    pixels = torch.from_numpy(images).float() / 255
-    return pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()

@@ -8,7 +8,6 @@ cosine from 2e-3, each at its best step on 500 rows; step sizes by 500 others; 1
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -18,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posterity.bench.archives import archive, jpegs, pixels
 from posterity.bench.bde import DEFAULT, ENSEMBLE, LONGER, compared, ensemble_row, overall
-from posterity.bench.bde_classes import Classes, as_pixels
+from posterity.bench.bde_classes import Classes
 from posterity.bench.bde_task import CONFIGURATIONS, Budget, Configuration, Task
 from posterity.bench.bench import Cell, Limit, Row
-from posterity.bench.data import data_folder
 from posterity.inference.ensemble import DeepEnsemble
 from posterity.inference.schedule import Cosine
 from posterity.problem.likelihoods import Categorical
@@ -59,10 +58,10 @@ class Block(nn.Module):
         return self.short(h) + self.conv2(torch.relu(self.norm2(self.conv1(h))))
 
 
-def resnet() -> nn.Module:
-    """Three blocks of 8, 16 and 32 channels for 32x32, at half, a quarter and an eighth of the resolution."""
+def resnet(channels: int = 3) -> nn.Module:
+    """Three blocks of 8, 16 and 32 channels, of 32x32 at half, a quarter and an eighth of the resolution."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1, bias=False), Block(8, 8, 1), Block(8, 16, 2), Block(16, 32, 2),
+        nn.Conv2d(channels, 8, 3, 2, 1, bias=False), Block(8, 8, 1), Block(8, 16, 2), Block(16, 32, 2),
         nn.GroupNorm(4, 32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
 
@@ -127,41 +126,25 @@ def _labelled(rows: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _archive(under: str, name: str) -> dict[str, np.ndarray]:
-    with np.load(data_folder(under, f"{name}.npz") / f"{name}.npz", allow_pickle=False) as content:
-        return {key: content[key] for key in content.files}
-
-
 @cache
 def _fashion(seed: int) -> dict[str, tuple[Tensor, Tensor | None]]:
-    own, test = (_archive("open/images", f"fashion_mnist_{part}") for part in ("train10k", "test"))
+    own, test = (archive("open/images", f"fashion_mnist_{part}") for part in ("train10k", "test"))
     foreign = {
-        name: (as_pixels(_archive("open/images", file)["x"][:500]), None)
+        name: (pixels(archive("open/images", file)["x"][:500]), None)
         for name, file in (("mnist", "mnist_test"), ("kuzushiji", "kmnist_test_unlabelled"))
     }
-    return _split(seed, (as_pixels(own["x"]), own["y"]), (as_pixels(test["x"]), test["y"])) | foreign
+    return _split(seed, (pixels(own["x"]), own["y"]), (pixels(test["x"]), test["y"])) | foreign
 
 
 @cache
 def _cifar(seed: int) -> dict[str, tuple[Tensor, Tensor | None]]:
-    own, test = (_archive("unclear", f"cifar10_jpeg_{part}") for part in ("train20k", "test10k"))
-    flowers, textures = _archive("unclear", "flowers5_32x32")["x"], _archive("open/images", "textures_cc0_32x32")["x"]
+    own, test = (archive("unclear", f"cifar10_jpeg_{part}") for part in ("train20k", "test10k"))
+    flowers, textures = archive("unclear", "flowers5_32x32")["x"], archive("open/images", "textures_cc0_32x32")["x"]
     foreign = {
-        "flowers": (as_pixels(flowers), None),
-        "textures": (as_pixels(textures[:500]).expand(-1, 3, -1, -1), None),
+        "flowers": (pixels(flowers), None),
+        "textures": (pixels(textures[:500]).expand(-1, 3, -1, -1), None),
     }
-    return _split(seed, (_decoded(own, 7000), own["y"][:7000]), (_decoded(test, 1000), test["y"][:1000])) | foreign
-
-
-def _decoded(content: Mapping[str, np.ndarray], rows: int) -> Tensor:
-    """The first rows of concatenated JPEG files."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("the CIFAR rows are JPEG files: pip install 'posterity[report]' brings Pillow") from error
-    offset, data = content["offset"], content["jpeg"]
-    files = (io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()) for i in range(rows))
-    return as_pixels(np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files]))
+    return _split(seed, (jpegs(own, 7000), own["y"][:7000]), (jpegs(test, 1000), test["y"][:1000])) | foreign
 
 
 def _split(seed: int, own: tuple[Tensor, Any], test: tuple[Tensor, Any]) -> dict[str, tuple[Tensor, Tensor | None]]:

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posterity.bench.archives import archive
 from posterity.bench.bde import defined, key_of, mean, standard_error
 from posterity.bench.bench import Cell, Limit, Row, finite
-from posterity.bench.data import data_folder
 from posterity.bench.low_rank_methods import MEMBERS, PRIOR
 from posterity.errors import PosterityWarning
 from posterity.evaluation.calibration import ece
@@ -193,11 +193,11 @@ def clothes(seed: int, folder: Path = DEBIAN) -> _Clothes:
     Raises:
         DataError: no POSTERITY_DATA, which the foreign rows come from.
     """
-    foreign = _pixels(_archive("kmnist_test_unlabelled")["x"])
+    foreign = _pixels(archive("open/images", "kmnist_test_unlabelled")["x"])
     if (folder / "train-images-idx3-ubyte.gz").is_file():
         own, test = (_packed(folder, part) for part in ("train", "t10k"))
     else:
-        own, test = (_labelled(_archive(f"fashion_mnist_{part}")) for part in ("train10k", "test"))
+        own, test = (_labelled(archive("open/images", f"fashion_mnist_{part}")) for part in ("train10k", "test"))
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(own[1])))
     held, rest = order.split([len(order) // 12, len(order) - len(order) // 12])
     return _Clothes((own[0][rest], own[1][rest]), (own[0][held], own[1][held]), test, foreign)
@@ -206,12 +206,6 @@ def clothes(seed: int, folder: Path = DEBIAN) -> _Clothes:
 def _quick(data: _Clothes) -> _Clothes:
     train, validation, test = ((x[:256], y[:256]) for x, y in data[:3])
     return _Clothes(train, validation, test, data.foreign[:128])
-
-
-@cache
-def _archive(name: str) -> Mapping[str, Any]:
-    with np.load(data_folder("open/images", f"{name}.npz") / f"{name}.npz", allow_pickle=False) as content:
-        return {key: content[key] for key in content.files}
 
 
 def _labelled(content: Mapping[str, Any]) -> Labelled:

