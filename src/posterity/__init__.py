@@ -47,6 +47,7 @@ from posterity.inference.swag import SWAG
 from posterity.model import BayesianModel, load
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.predictive import Predictive
+from posterity.prediction.propagation.settings import Propagation, Rules
 from posterity.problem.densities import Density
 from posterity.problem.likelihoods import (
     Bernoulli,
@@ -119,8 +120,10 @@ __all__ = [
     "Prior",
     "PriorError",
     "Problem",
+    "Propagation",
     "Random",
     "RankOneVI",
+    "Rules",
     "ScaleMixture",
     "ScoreVI",
     "ShapeError",
