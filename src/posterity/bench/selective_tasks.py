@@ -142,7 +142,8 @@ def _photographs(seed: int, train: int, imagenet: bool = False) -> Rows:
     random = np.random.default_rng(seed)
     count = PHOTOGRAPHS + 2 * CALIBRATION
     fit = torch.from_numpy(random.permutation(8000)[:train])
-    held = PHOTOGRAPHS + torch.from_numpy(random.permutation(2 * CALIBRATION)[:CALIBRATION])
+    some = CALIBRATION // 2 if imagenet else CALIBRATION
+    held = PHOTOGRAPHS + torch.from_numpy(random.permutation(2 * CALIBRATION)[:some])
     (x, y), (others, labels) = (
         (jpegs(content, rows), torch.from_numpy(content["y"][:rows].astype(np.int64)))
         for content, rows in ((own, 8000), (test, count))

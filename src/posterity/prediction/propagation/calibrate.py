@@ -36,7 +36,7 @@ __all__ = ["Sites", "calibrated"]
 
 Sites = Literal["all", "outputs"]
 
-ROWS = 256  # of a step
+ROWS = 128  # of a step
 RATE = 0.1  # of Adam, on log a
 STEPS, EVERY, PATIENCE = 120, 5, 4  # at most so many; a look every few; the end after so many looks without a gain
 CHECKED = 1 / 3  # of the rows
