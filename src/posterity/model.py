@@ -132,8 +132,24 @@ class BayesianModel:
     ) -> Iterator[tuple[Predictive, Any]]:
         random = Random(int(self.settings.get("seed", 0)) if seed is None else seed)
         batches = batches_of(data, self.problem.reader, batch_size, targets)
+        self._check_way(options.get("via"))
         options = {"temperature": self.temperature, "settings": self.propagation, **options}
         return predict_blocks(self.problem, self.posterior, batches, random=random, **options)
+
+    def _check_way(self, via: str | None) -> None:
+        """Warn where the temperature was fitted to what is said in another way."""
+        fitted = (self.calibration or {}).get("via", "")
+        if self.temperature != 1.0 and fitted and (via or self._default_via) != fitted:
+            warnings.warn(
+                f"the temperature {self.temperature:.4g} was fitted to predictions via {fitted!r}, not via "
+                f"{via or self._default_via!r}: calibrate(..., via=...) fits one for these",
+                PosterityWarning,
+                stacklevel=4,
+            )
+
+    @property
+    def _default_via(self) -> str:
+        return "mean" if self.posterior.finite == 1 else "draws"
 
     def calibrate(
         self,
@@ -182,7 +198,7 @@ class BayesianModel:
         else:
             recorded = recorded_outputs(self.problem, self.posterior, batches, via=via, draws=draws, random=random)
             self.temperature, about = fit_temperature(self.problem.likelihood, recorded)
-        self.calibration = {"via": via or ("mean" if self.posterior.finite == 1 else "draws"), **about}
+        self.calibration = {"via": via or self._default_via, **about}
         return self
 
     def export(

@@ -108,6 +108,7 @@ def test_one_row_is_predicted_as_among_others(shell):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:the temperature .* was fitted to predictions via 'draws'")
 def test_classes_have_their_own_names(shell):
     classes().to_parquet("train.parquet")
     code, _, err = shell("fit", "train.parquet", "--epochs", 20, "--method", "mean-field")

@@ -7,8 +7,9 @@
     calibrated                              with a scale per site
     calibrated-slopes, calibrated-norms     its ablations: slopes for activations; norms at the mean
 
-All temperatures and scales of a task are fitted on the same rows, 900 (of the residual network 450). Differences are from `temperature`, with a 95 % interval of the
-paired rows. `seconds` is a pass over the test rows, `times_mean` that over the mean network's.
+All temperatures and scales of a task are fitted on the same rows, 900 (of the residual network 450). Differences are from
+`temperature`, with a 95 % interval of the paired rows. `seconds` is a pass over the test rows, `times_mean` that over the
+mean network's.
 
 mean_gap: root mean square over rows and outputs of (logit - mean of 256 draws) / std of the draws, of the propagated mean;
 mean_gap_network the same of the mean network; their floor is 1/16, and their ratio has it taken out in quadrature.
