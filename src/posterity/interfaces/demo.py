@@ -47,12 +47,14 @@ _MAP = po.MAP(learning_rate=po.Cosine(5e-3))
 METHODS: dict[str, Demo] = {
     "map": Demo(_MAP, 40, ("mean",)),
     "deep-ensemble": Demo(po.Ensemble(_MAP, 5), 40, ("draws",), pick="map"),
-    "mean-field": Demo(po.MeanFieldVI(learning_rate=po.Cosine(4e-2)), 40, ("draws", "mean")),
+    "mean-field": Demo(po.MeanFieldVI(learning_rate=po.Cosine(4e-2)), 40, ("draws", "mean", "propagation")),
     "score-vi": Demo(
-        po.ScoreVI(learning_rate=po.Cosine(4e-2), std_learning_rate=po.Cosine(3e-2)), 40, ("draws", "mean")
+        po.ScoreVI(learning_rate=po.Cosine(4e-2), std_learning_rate=po.Cosine(3e-2)),
+        40,
+        ("draws", "mean", "propagation"),
     ),
-    "low-rank": Demo(po.LowRankVI(rank=8, learning_rate=po.Cosine(1e-2)), 40, ("draws", "mean")),
-    "ivon": Demo(po.IVON(learning_rate=po.Cosine(0.5)), 50, ("draws", "mean")),
+    "low-rank": Demo(po.LowRankVI(rank=8, learning_rate=po.Cosine(1e-2)), 40, ("draws", "mean", "propagation")),
+    "ivon": Demo(po.IVON(learning_rate=po.Cosine(0.5)), 50, ("draws", "mean", "propagation")),
     "sghmc": Demo(
         po.SGHMC(members=5, ensemble=_MAP, warmup=200, draws_per_chain=10, thin=20), 40, ("draws",), pick="map"
     ),
