@@ -29,17 +29,23 @@ def tempered_log_prob(
         outputs: of the network, one for each part of the mixture.
         temperature: T > 0, a scalar that may need a gradient.
     """
-    parts = math.log(len(outputs))
+    count = len(outputs)
+    together = _rows(outputs)
     if isinstance(likelihood, ClassLikelihood):
-        log_probs = torch.stack([likelihood.log_probs(one / temperature) for one in outputs]).logsumexp(0) - parts
+        log_probs = likelihood.log_probs(together / temperature).unflatten(0, (count, -1)).logsumexp(0) - math.log(count)
         return row_sum(select(log_probs, likelihood.aligned(targets, log_probs.detach())))
     z = likelihood.canonical(targets, outputs[0])
+    z = z.repeat(count, *[1] * (z.ndim - 1))
     if isinstance(likelihood, LocationScale):
-        wider = 0.5 * temperature.log()
-        found = []
-        for one in outputs:
-            location, log_scale = likelihood.location_and_log_scale(one, parameters)
-            found.append(row_sum(likelihood.log_density(z, location, log_scale + wider)))
+        location, log_scale = likelihood.location_and_log_scale(together, parameters)
+        found = row_sum(likelihood.log_density(z, location, log_scale + 0.5 * temperature.log()))
     else:
-        found = [likelihood.log_prob(one, z, parameters) for one in outputs]
-    return torch.stack(found).logsumexp(0) - parts
+        found = likelihood.log_prob(together, z, parameters)
+    return found.unflatten(0, (count, -1)).logsumexp(0) - math.log(count)
+
+
+def _rows(outputs: Sequence[Any]) -> Any:
+    """The rows of all outputs, one after the other."""
+    if isinstance(outputs[0], tuple):
+        return tuple(torch.cat(parts) for parts in zip(*outputs))
+    return torch.cat(list(outputs))

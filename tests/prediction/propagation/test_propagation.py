@@ -258,3 +258,30 @@ def test_the_points_are_balanced_and_stand_for_a_normal() -> None:
     assert distance <= 0.01
     assert normal_points(64, 30_000).shape == (64, 30_000)
     assert not normal_points(1, 3).any()
+
+
+class Sorting(nn.Module):
+    """An operation that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(7, 12), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.sort(self.body(x), dim=-1).values[:, -4:])
+
+
+def test_an_operation_without_a_rule_goes_by_draws_where_asked() -> None:
+    x, y = data()
+    model = po.fit(Sorting(), (x, y), "categorical", po.MeanFieldVI(), epochs=10, seed=0, progress=False)
+    with pytest.raises(po.CompatibilityError, match=r"no rule says what sort does.*unknown='draws'"):
+        model.predict(x, via="propagation")
+    mean = dict(model.posterior.mean())
+    wide = Diagonal(mean, {name: torch.full_like(leaf, 0.3) for name, leaf in mean.items()})
+    model = po.BayesianModel(model.problem, wide, settings=model.settings)
+    model.propagation = po.Propagation(po.Rules(unknown="draws"))
+    found, draws, plain = (
+        model.predict(x, via=via, draws=n) for via, n in (("propagation", 64), ("draws", 512), ("mean", 1))
+    )
+    torch.testing.assert_close(model.predict(x[3:5], via="propagation").probs, found.probs[3:5])
+    assert (found.probs - draws.probs).norm() < 0.5 * (plain.probs - draws.probs).norm()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from posterity.errors import CompatibilityError
 from posterity.prediction.propagation import rules  # noqa: F401  (fills the table)
 from posterity.prediction.propagation.run import current
+from posterity.prediction.propagation.sampled import sampled
 from posterity.prediction.propagation.table import IN_PLACE, RULES
 from posterity.prediction.propagation.value import MeanVar
 from posterity.problem.carrier import Carrier, Function, name_of
@@ -56,11 +57,14 @@ class Propagated(Carrier):
     def fallback(
         cls, function: Function, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
+        if current().rules.unknown == "draws":
+            return wrapped(sampled(function, unwrapped(args), unwrapped(dict(kwargs))))
         path = current().path
         where = f" in the module {path!r}" if path else ""
         raise CompatibilityError(
             f"no rule says what {name_of(function)} does to means and variances{where} ({_line()}): predict with "
-            "via='draws', or register a rule for it with posterity.prediction.propagation.table.rule"
+            "via='draws', take it by draws of its inputs (Rules(unknown='draws')), or register a rule for it with "
+            "posterity.prediction.propagation.table.rule"
         )
 
 
