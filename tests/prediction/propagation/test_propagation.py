@@ -229,6 +229,7 @@ def test_masks_of_dropout_are_refused() -> None:
         model.predict(x, via="propagation")
 
 
+@pytest.mark.filterwarnings("ignore:on .* rows left out")
 def test_a_temperature_found_by_propagation_is_used_by_it() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))
