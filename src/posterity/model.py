@@ -202,7 +202,13 @@ class BayesianModel:
         return self
 
     def export(
-        self, path: str | os.PathLike[str], *, example: Any, via: str = "propagation", draws: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        example: Any,
+        via: str = "propagation",
+        draws: int | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write an ONNX file that says what `predict` says: `probs`, `entropy`, `epistemic` of classes, `mean`, `std`,
         `epistemic` of numbers in the targets' units, for any number of rows.
@@ -214,6 +220,7 @@ class BayesianModel:
             example: inputs of at least two rows, as `predict` takes them.
             via: "propagation", one pass; "mean"; or "draws", each draw a network in the file.
             draws: as in `predict`.
+            about: JSON that goes into the metadata too, such as what the inputs are.
 
         Raises:
             ImportError: no onnx extra.
@@ -232,10 +239,11 @@ class BayesianModel:
             seed=int(self.settings.get("seed", 0)),
             settings=self.propagation,
         )
+        self._check_way(via)
         labels = getattr(self.problem.likelihood, "classes", None)
-        about = {"via": via, "temperature": self.temperature, "classes": labels, "versions": versions()}
+        own = {"via": via, "temperature": self.temperature, "classes": labels, "versions": versions()}
         target = Path(path)
-        write_onnx(module, inputs, names, target, about)
+        write_onnx(module, inputs, names, target, {**(about or {}), **own})
         return target
 
     # --- what is kept ----------------------------------------------------------------------------------------------

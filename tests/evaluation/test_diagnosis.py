@@ -64,6 +64,49 @@ def test_draws_that_are_worse_than_their_mean(model):
     assert finding.values["high"] < 0
 
 
+def test_propagation_that_parts_from_draws(model):
+    """Equal positions, averaged: propagation takes them as independent."""
+    x = torch.randn(77, 2, 1, generator=torch.Generator().manual_seed(3)).expand(77, 2, 11)
+    net = nn.Sequential(nn.Conv1d(2, 8, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 1))
+    method = po.MeanFieldVI(learning_rate=po.Cosine(3e-2))
+    pooled = po.fit(net, (x, x[:, 0, 0] + x[:, 1, 0]), "gaussian", method, epochs=3, seed=0, progress=False)
+    stds = {name: 0.0 * std if name.startswith("3") else 0.3 + 0 * std for name, std in pooled.posterior.stds.items()}
+    pooled.posterior = Diagonal(pooled.posterior.means, stds)  # the convolution alone is uncertain
+    told = [each for each in diagnose(pooled, (x, x[:, 0, 0])) if each.check == "propagation"]
+    assert [each.status for each in told] == ["warning"]
+    values = told[0].values
+    assert values["layer"] == "1"
+    assert [row["path"] for row in values["layers"]] == ["0", "1", "2", "3", ""]
+    # 1/11 of a variance that 64 draws know to 18 % of each of 24 weights
+    assert values["var_ratio"] == pytest.approx(1 / 11, rel=0.4)
+    assert "'1' (AdaptiveAvgPool1d)" in told[0].message
+    assert told[0].remedy == "calibrate(held_out, via='propagation'), Rules(covariance=True) or via='draws'"
+
+    pooled.propagation = po.Propagation(scales={"1#0": 3.0})
+    calibrated = next(each for each in diagnose(pooled, (x, x[:, 0, 0])) if each.check == "propagation")
+    assert calibrated.status == "ok"
+    assert calibrated.values == values  # of the rules, not of what the calibration made of them
+    pooled.propagation = po.Propagation(po.Rules(covariance=True))
+    covaried = next(each for each in diagnose(pooled, (x, x[:, 0, 0])) if each.check == "propagation")
+    assert covaried.status == "ok"
+    assert covaried.values["layer"] is None
+
+
+def test_what_cannot_be_propagated_is_skipped_with_its_reason(model):
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.fft.rfft(x).abs()[:, :1]
+
+    odd = po.fit(nn.Sequential(nn.Linear(3, 5), Odd()), data(), "gaussian", po.IVON(), epochs=1, progress=False)
+    finding = found(odd)["propagation"]
+    assert finding.status == "skipped"
+    assert "no rule says what fft_rfft does to means and variances in the module '1'" in finding.message
+    point = po.fit(network, data(), "gaussian", epochs=1, progress=False)
+    assert found(point)["propagation"].status == "skipped"
+    correlated = po.fit(network, data(), "gaussian", po.LastLayerLaplace(), epochs=5, progress=False)
+    assert found(correlated)["propagation"].status in ("ok", "warning")  # and no warning beside the finding
+
+
 @pytest.mark.parametrize(("std", "status"), [(5.0, "ok"), (9.0, "warning"), (1.0, "fault"), (50.0, "fault")])
 def test_noise_that_was_not_fitted(std, status):
     fixed = po.fit(network, data(), po.Gaussian(std=std), epochs=200, batch_size=32, progress=False)

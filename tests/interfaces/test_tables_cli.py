@@ -190,6 +190,7 @@ def test_yaml_with_any_network(shell):
     assert len(out.splitlines()) == ROWS + 1
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_where_it_was_killed(shell):
     numbers().to_csv("train.csv", index=False)
     call = ("compare", "train.csv", "--methods", "map,deep-ensemble,laplace", "--seeds", 2, "--epochs", 2, "--json")
@@ -213,6 +214,7 @@ def test_a_comparison_goes_on_where_it_was_killed(shell):
     assert "another prior" in err
 
 
+@pytest.mark.slow
 def test_a_comparison_picks_each_methods_own_data_weight(shell):
     numbers().to_csv("train.csv", index=False)
     call = (
@@ -264,6 +266,7 @@ def test_doctor_lists_what_is_wrong(shell):
         "N",
         "posterior against prior",
         "draws against the mean",
+        "propagation",
         "training",
         "memory",
     }

@@ -6,11 +6,16 @@ Each check is a function from what was looked at to a `Finding`, with numbers an
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from posterity.errors import CompatibilityError, PosterityWarning
 from posterity.evaluation.chain_findings import chain_findings
 from posterity.evaluation.chains import chain_diagnostics
 from posterity.evaluation.finding import Finding
@@ -18,17 +23,20 @@ from posterity.evaluation.metric import mean_interval
 from posterity.model import BayesianModel
 from posterity.posterior.chains import Chains
 from posterity.posterior.diagonal import Diagonal
+from posterity.prediction.propagation.compare import compared, parts_at
 from posterity.problem.data import as_inputs, take
 from posterity.problem.likelihoods import Gaussian
 from posterity.problem.likelihoods.base import numbers as as_numbers
 from posterity.problem.likelihoods.base import row_sum
 from posterity.problem.priors import Normal
 from posterity.problem.targets import align
+from posterity.random import Random
 from posterity.tree import LIKELIHOOD, count, weights
 
 __all__ = ["diagnose"]
 
 _ROWS = 1000  # looked at: the std of an std is then known to 1 / sqrt(2000) = 2 %
+_PROPAGATED = 128  # rows that propagation is compared with draws on: of more rows the same draws say little more
 _LOSS = 0.05  # nats a row that draws may cost against the mean before it is worth a word
 _FLAT = 0.01  # a relative spread of the epistemic std over rows below this is constant to the eye
 
@@ -46,7 +54,8 @@ def diagnose(
     """What a fitted model's uncertainty suffers from, on labelled rows that it was not trained on.
 
     Checks: spread of the epistemic std, noise, N and its weight, posterior against prior, draws against the mean,
-    calibration of intervals, history of the fit, memory; of chains also lost ones, temperature, R-hat and noise.
+    propagation against draws layer by layer, calibration of intervals, history of the fit, memory; of chains also lost ones,
+    temperature, R-hat and noise.
 
     Args:
         model: what `fit` returned.
@@ -61,6 +70,7 @@ def diagnose(
     inputs, targets = take(inputs, slice(0, rows)), targets[:rows]
     seen = _Seen(model, inputs, targets, model.predict(inputs, draws=draws))
     findings = [_spread(seen), _noise(seen), _size(seen, data_size), _against_prior(seen), _draws_and_mean(seen)]
+    findings.append(_propagation(seen))
     if isinstance(model.posterior, Chains):
         findings += chain_findings(chain_diagnostics(model, (inputs, targets)))
     return [*findings, _history(seen), _memory(seen)]
@@ -148,7 +158,8 @@ def _draws_and_mean(seen: _Seen) -> Finding:
     check, model = "draws against the mean", seen.model
     if seen.predictive.draws < 2 or model.posterior.finite is not None:
         return Finding(check, "skipped", "a point has no other draws, members have no mean")
-    mean = model.predict(seen.inputs, via="mean")
+    with _quiet():  # of the temperature, which is that of the draws
+        mean = model.predict(seen.inputs, via="mean")
     gain = _log_prob(seen.predictive, seen.targets) - _log_prob(mean, seen.targets)
     found = mean_interval(gain)
     numbers = {"gain": found.value, "low": found.low, "high": found.high, "rows": found.n}
@@ -158,6 +169,37 @@ def _draws_and_mean(seen: _Seen) -> Finding:
         way = "the posterior is too wide for the network: raise data_weight, train longer, or predict via the mean"
         return Finding(check, "fault" if found.high < -_LOSS else "warning", message, way, numbers)
     return Finding(check, "ok", message, "", numbers)
+
+
+def _propagation(seen: _Seen) -> Finding:
+    check, model, settings = "propagation", seen.model, seen.model.propagation
+    if model.posterior.finite is not None:
+        return Finding(check, "skipped", "only a posterior with endless draws says more of them than its networks do")
+    inputs = take(seen.inputs, slice(0, _PROPAGATED))
+    random = Random(int(model.settings.get("seed", 0)))
+    try:
+        with _quiet():  # of correlated weights: what they do is in the finding
+            rows = compared(
+                model.problem, model.posterior, inputs, replace(settings, scales={}, helps=True), random=random
+            )
+    except CompatibilityError as error:
+        return Finding(check, "skipped", str(error))
+    if not rows:
+        return Finding(check, "skipped", "nothing that the network says varies with its weights")
+    first, last = parts_at(rows), rows[-1]
+    numbers = {"layer": first and first.path, "var_ratio": last.var_ratio, "mean_gap": last.mean_gap, "floor": last.floor,
+               "layers": [asdict(row) for row in rows]}  # fmt: skip
+    message = f"in one pass the variance of the outputs is {last.var_ratio:.2g} of that of draws, their means lie " \
+        f"{last.mean_gap:.2g} stds apart ({last.floor:.2g} by chance)"  # fmt: skip
+    if first is not None and first is not last:
+        message += f"; they part first at {first.path!r} ({first.kind}): {first.var_ratio:.2g}, {first.mean_gap:.2g}"
+    if not last.parts:
+        return Finding(check, "ok", message, "", numbers)
+    if settings.scales or not settings.helps:
+        return Finding(check, "ok", f"{message}; it was calibrated on held-out rows since", "", numbers)
+    ways = ["calibrate(held_out, via='propagation')", "Rules(covariance=True)", "via='draws'"]
+    way = " or ".join([", ".join(ways[:-1]), ways[-1]] if not settings.rules.covariance else [ways[0], ways[2]])
+    return Finding(check, "warning", message, way, numbers)
 
 
 def _history(seen: _Seen) -> Finding:
@@ -190,6 +232,14 @@ def _memory(seen: _Seen) -> Finding:
         f"whatever the draws",
         "", numbers,
     )  # fmt: skip
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's own warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PosterityWarning)
+        yield
 
 
 def _log_prob(pred: Any, targets: Any) -> Tensor:

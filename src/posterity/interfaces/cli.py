@@ -19,6 +19,7 @@ from posterity.errors import PosterityError, PosterityWarning
 from posterity.interfaces import table_commands
 from posterity.interfaces.certify import certify
 from posterity.interfaces.console import say, stderr, stdout
+from posterity.interfaces.export import export
 from posterity.interfaces.results import folder, report
 
 __all__ = ["app", "main"]
@@ -32,6 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only; progress go
 for _command in ("fit", "predict", "evaluate", "compare", "doctor"):
     app.command(_command)(getattr(table_commands, _command))
 app.command("certify")(certify)
+app.command("export")(export)
 
 
 @app.callback(invoke_without_command=True)

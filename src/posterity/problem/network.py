@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from posterity.errors import CompatibilityError, PosterityWarning
 from posterity.problem.batches import copied, tensors_in
+from posterity.problem.fused import unfused
 from posterity.problem.reset import initialised, redrawn
 from posterity.problem.restore import restored
 from posterity.random import Random
@@ -200,15 +201,16 @@ class Network:
     def session(self, train: bool) -> Iterator[None]:
         """Hold the module in training or evaluation mode; flags and attributes are put back on leaving.
 
-        Training mode keeps in evaluation what the user left there under a training root. Sessions nest: an inner one of
-        the same mode costs nothing, so a loop opens one around all of its steps.
+        Training mode keeps in evaluation what the user left there under a training root. torch's fused transformer
+        kernels, which give padded tokens other values, are off in both. Sessions nest: an inner one of the same mode costs
+        nothing, so a loop opens one around all of its steps.
         """
         if self._mode is train:
             yield
             return
         outer = self._mode
         flags = [m.training for m in self._modules]
-        with restored(self._modules) if outer is None else nullcontext():
+        with restored(self._modules) if outer is None else nullcontext(), unfused():
             try:
                 for m, flag in zip(self._modules, self._train_flags):
                     object.__setattr__(m, "training", flag and train)
