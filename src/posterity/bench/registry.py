@@ -15,6 +15,7 @@ from posterity.bench import (
     low_rank_fashion,
     low_rank_icu,
     low_rank_text,
+    propagation_cost,
     propagation_covariance,
     propagation_models,
     propagation_rules,
@@ -58,6 +59,13 @@ BENCHES: dict[str, Bench] = {
         propagation_rules.claims,
         propagation_rules.LIMITS,
         ("rule", "accuracy", "std", "features", "share", "mean_error", "var_error", "wrong", "total_variation"),
+    ),
+    "propagation-cost": Bench(
+        "time and memory of a pass of means and variances against the network's own",
+        propagation_cost.cells,
+        propagation_cost.claims,
+        propagation_cost.LIMITS,
+        ("method", "rows", "milliseconds", "times_mean", "peak_times_mean", "compile_seconds"),
     ),
     "propagation-covariance": Bench(
         "stds of outputs by the covariance of variance propagation against 1000 draws",

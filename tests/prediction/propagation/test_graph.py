@@ -96,3 +96,15 @@ def test_what_cannot_be_written_down_is_said() -> None:
     problem, values = setting(nn.Sequential(nn.Linear(3, 3), Branching()))
     with pytest.raises(po.CompatibilityError, match="torch.export cannot write this network down"):
         graph_of(problem.network, values, torch.ones(2, 3))
+
+
+def test_low_rank_weights_keep_their_factors() -> None:
+    x = Random(3).normal((31, 6))
+    net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 1))
+    model = po.fit(net, (x, x[:, 0]), "gaussian", po.LowRankVI(rank=3), epochs=3, seed=0, progress=False)
+    values = weight_values(model.posterior)
+    with torch.no_grad():
+        found = propagate(model.problem, values, x)
+        mean, var = graph_of(model.problem.network, values, x)(x)
+    torch.testing.assert_close(mean, found.mean)
+    torch.testing.assert_close(var, found.var)

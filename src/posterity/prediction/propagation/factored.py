@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posterity.posterior.moments import FactoredNormal
 from posterity.prediction.propagation.run import current
-from posterity.prediction.propagation.value import MeanVar, Value, join, split
+from posterity.prediction.propagation.value import Later, MeanVar, Value, join, split
 
 __all__ = ["FactoredWeight"]
 
@@ -24,12 +24,16 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 class FactoredWeight(MeanVar):
-    """A weight of low rank; where its factors serve no rule, its entries count as independent."""
+    """A weight of low rank; where its factors serve no rule, its entries count as independent.
+
+    Args:
+        mean: of the weight, where it is known.
+    """
 
     __slots__ = ("_squares", "moment")
 
-    def __init__(self, moment: FactoredNormal) -> None:
-        super().__init__(moment.mean, moment.std.square())
+    def __init__(self, moment: FactoredNormal, mean: Tensor | None = None) -> None:
+        super().__init__(moment.mean if mean is None else mean, Later(lambda: moment.std.square()))
         self.moment = moment
         parts = moment.left_mean, moment.left_std, moment.right_mean, moment.right_std
         self._squares = tuple(part.square() for part in parts)

@@ -14,10 +14,13 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from posterity.errors import CompatibilityError
+from posterity.posterior.factor_moments import FactoredNormal
 from posterity.prediction.propagation import rules  # noqa: F401  (fills the table)
+from posterity.prediction.propagation.factored import FactoredWeight
+from posterity.prediction.propagation.rank_one import RankOneWeight
 from posterity.prediction.propagation.run import Pass, inside, outputs_scaled, running
 from posterity.prediction.propagation.table import IN_PLACE, RULES
-from posterity.prediction.propagation.value import MeanVar, Value
+from posterity.prediction.propagation.value import MeanVar, Value, split
 from posterity.problem.network import Network
 from posterity.tree import BUFFER
 
@@ -38,25 +41,25 @@ class Graph(nn.Module):
         self._graph, self._settings = program.graph_module, settings
         self._own: set[str] = set()  # names of the graph's inputs that are not the user's
         held = {**program.state_dict, **program.constants}
+        multiplied = {node.name for node in program.graph.nodes if any(_multiplies(user) for user in node.users)}
         for spec in program.graph_signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
                 continue
             name, target = spec.arg.name, spec.target or ""
             self._own.add(name)
             value = values.get(target, held.get(target))
-            if isinstance(value, MeanVar):
-                self._hold(f"{name}_mean", value.mean)
-                self._hold(f"{name}_var", value.var)
-            elif isinstance(value, Tensor):
-                self._hold(f"{name}_mean", value)
-
-    def _hold(self, name: str, value: Tensor) -> None:
-        self.register_buffer(name.replace(".", "_"), value.detach().contiguous())
+            if isinstance(value, MeanVar | Tensor):
+                for part, leaf in _parts(value, multiplied=name in multiplied).items():
+                    self.register_buffer(_buffer(name, part), leaf.detach().contiguous())
 
     def _value(self, name: str) -> Value:
-        name = name.replace(".", "_")
-        mean, var = getattr(self, f"{name}_mean"), getattr(self, f"{name}_var", None)
-        return mean if var is None else MeanVar(mean, var)
+        held = {part: leaf for part in _PARTS if (leaf := getattr(self, _buffer(name, part), None)) is not None}
+        if "row" in held:
+            return RankOneWeight(**held)
+        if "left_mean" in held:
+            mean = held.pop("mean")
+            return FactoredWeight(FactoredNormal(**held, shape=tuple(mean.shape)), mean)
+        return MeanVar(**held) if "var" in held else held["mean"]
 
     def forward(self, *inputs: Any) -> Any:
         """Means and variances, [rows, ...] each, of what the network says of `inputs`."""
@@ -67,6 +70,36 @@ class Graph(nn.Module):
             found = _Run(self._graph).run(*leaves)
             value = outputs_scaled(found[0] if isinstance(found, tuple | list) and len(found) == 1 else found)
         return (value.mean, value.var) if isinstance(value, MeanVar) else (value, None)
+
+
+_FACTORS = ("left_mean", "left_std", "right_mean", "right_std", "base")
+_PARTS = ("mean", "var", "second", "row", "column", "square", *_FACTORS)
+
+
+def _buffer(name: str, part: str) -> str:
+    return f"{name}_{part}".replace(".", "_")
+
+
+def _parts(value: Value, multiplied: bool) -> dict[str, Tensor]:
+    """What is held of a value; squares too where a product asks for them in every pass."""
+    if isinstance(value, FactoredWeight):
+        factors = {part: getattr(value.moment, part) for part in _FACTORS}
+        return {"mean": value.mean, **{part: leaf for part, leaf in factors.items() if leaf is not None}}
+    if isinstance(value, RankOneWeight):
+        found = {"mean": value.mean, "row": value.row, "column": value.column}
+        return {**found, "square": value.square} if multiplied else found
+    mean, var = split(value)
+    found = {"mean": mean} if var is None else {"mean": mean, "var": var}
+    if multiplied and isinstance(value, MeanVar) and mean.ndim > 1:
+        found["second"] = value.second
+    return found
+
+
+_PRODUCTS = {"linear", "matmul", "mm", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"}
+
+
+def _multiplies(node: fx.Node) -> bool:
+    return str(node.target).removeprefix("aten.").partition(".")[0] in _PRODUCTS
 
 
 _OF_SHAPES = {"sym_size.int", "sym_numel.default", "_assert_tensor_metadata.default"}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from posterity.prediction.propagation.covariance import covaried
 from posterity.prediction.propagation.eager import Propagated, followed, unwrapped
 from posterity.prediction.propagation.factored import FactoredWeight
 from posterity.prediction.propagation.head import POINTS, outputs_at_points
+from posterity.prediction.propagation.rank_one import RankOneWeight, rank_one_errors, saves
 from posterity.prediction.propagation.run import Pass, outputs_scaled, pass_of, running
 from posterity.prediction.propagation.settings import Propagation
 from posterity.prediction.propagation.value import MeanVar, Value
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 FEW = 16  # networks
+MUCH = 0.1  # of the norm of a weight's variances
 Way = Callable[[Batch, Random | None], list[tuple[Any, Tree]]]
 
 
@@ -68,20 +70,21 @@ def components(posterior: Posterior) -> list[Posterior]:
     return [posterior]
 
 
-def weight_values(posterior: Posterior) -> dict[str, Value]:
+def weight_values(posterior: Posterior, variance: Literal["full", "rank-one"] = "full") -> dict[str, Value]:
     """Every weight and buffer as a value; parameters of the likelihood at their mean."""
     return {
-        name: moment.mean if name.startswith(LIKELIHOOD) else _value(moment)
+        name: moment.mean if name.startswith(LIKELIHOOD) else _value(moment, variance)
         for name, moment in posterior.moments().items()
     }
 
 
-def _value(moment: Moment) -> Value:
+def _value(moment: Moment, variance: Literal["full", "rank-one"]) -> Value:
     match moment:
         case Deterministic(mean):
             return mean
         case Normal(mean, std):
-            return MeanVar(mean, std.square())
+            kind = RankOneWeight.of if variance == "rank-one" and saves(mean.shape) else MeanVar
+            return kind(mean, std.square())
         case FactoredNormal():
             return FactoredWeight(moment)
     raise CompatibilityError(f"propagation knows no moments of the kind {type(moment).__name__}")
@@ -90,7 +93,26 @@ def _value(moment: Moment) -> Value:
 def values_of(posterior: Posterior, settings: Propagation) -> list[dict[str, Value]]:
     """For each component of the posterior the values of its weights; their means where the variance does not help."""
     parts = components(posterior)
-    return [weight_values(part) if settings.helps else dict(part.mean()) for part in parts]
+    if not settings.helps:
+        return [dict(part.mean()) for part in parts]
+    variance = settings.rules.variance
+    if variance == "rank-one":
+        _tell(parts)
+    return [weight_values(part, variance) for part in parts]
+
+
+def _tell(parts: Sequence[Posterior]) -> None:
+    """Say what rank-one variances err by, where it is much."""
+    errors = {name: error for part in parts for name, error in rank_one_errors(part).items()}
+    worst = max(errors, key=errors.__getitem__, default="")
+    if errors and errors[worst] > MUCH:
+        warnings.warn(
+            f"rank-one variances are off by up to {errors[worst]:.2g} of their norm (at {worst!r}; "
+            f"{sum(error > MUCH for error in errors.values())} of {len(errors)} weights are above {MUCH}): compare with "
+            'Rules(variance="full")',
+            PosterityWarning,
+            stacklevel=2,
+        )
 
 
 def ways(problem: NetworkProblem, posterior: Posterior, points: int | None, settings: Propagation) -> list[Way]:

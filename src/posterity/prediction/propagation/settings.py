@@ -22,6 +22,9 @@ class Rules:
         pooling: correlation in [0, 1] of the positions that a pooling averages.
         activations: "moments", or "slope" for the delta method: f(m), f'(m)^2 v.
         norms: by the "expected" square, or at the "mean": that of the means alone.
+        variance: of matrices and kernels, "full"; or "rank-one", a product of rows and columns (`rank_one.py`), for two
+            products instead of three. What it errs by on a posterior is said where it is above 0.1.
+        unknown: an operation without a rule is an "error", or goes by draws of its inputs ("draws", `sampled.py`).
         covariance: of all outputs of a row, through all that its features, positions and branches share (`covariance.py`),
             at the cost of a backward pass per output; for at most `covariance_outputs` of them.
     """
@@ -31,6 +34,8 @@ class Rules:
     pooling: float = 0.0
     activations: Literal["moments", "slope"] = "moments"
     norms: Literal["expected", "mean"] = "expected"
+    variance: Literal["full", "rank-one"] = "full"
+    unknown: Literal["error", "draws"] = "error"
     covariance: bool = False
     covariance_outputs: int = 64
 
@@ -47,6 +52,8 @@ _ALLOWED = {
     "attention": ("mean", "logits"),
     "activations": ("moments", "slope"),
     "norms": ("expected", "mean"),
+    "variance": ("full", "rank-one"),
+    "unknown": ("error", "draws"),
 }
 
 

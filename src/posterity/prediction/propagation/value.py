@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["MeanVar", "Value", "dense", "held", "join", "split", "spread", "total"]
+__all__ = ["Later", "MeanVar", "Value", "dense", "each", "held", "join", "mean_of", "split", "spread", "total"]
 
 held: ContextVar[bool] = ContextVar("held", default=False)  # variances are constants to autograd: slopes are of means
+
+
+class Later:
+    """A variance that is worked out when someone asks for it: many of queries and keys are not."""
+
+    __slots__ = ("_found", "_make")
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self._make: Callable[[], Tensor] | None = make
+        self._found: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._make is not None:
+            self._found, self._make = self._make(), None
+        assert self._found is not None
+        return self._found
 
 
 class MeanVar:
@@ -18,14 +35,30 @@ class MeanVar:
 
     Args:
         mean: of any shape.
-        var: >= 0, of the same shape.
+        var: >= 0, of the same shape; or what gives it.
+        second: E x^2, where it is known.
     """
 
-    __slots__ = ("_second", "mean", "var")
+    __slots__ = ("_second", "_var", "mean")
 
-    def __init__(self, mean: Tensor, var: Tensor) -> None:
-        self.mean, self.var = mean, var.detach() if held.get() else var
-        self._second: Tensor | None = None
+    def __init__(self, mean: Tensor, var: Tensor | Later, second: Tensor | None = None) -> None:
+        self.mean, self.var, self._second = mean, var, second
+
+    @property
+    def var(self) -> Tensor:
+        if not isinstance(self._var, Later):
+            return self._var
+        return self._var().detach() if held.get() else self._var()
+
+    @var.setter
+    def var(self, var: Tensor | Later) -> None:
+        self._var = var.detach() if isinstance(var, Tensor) and held.get() else var
+
+    @property
+    def later(self) -> Later:
+        """The variance, not yet worked out if it is not; it stays that of now if this value is written to."""
+        found = self._var
+        return found if isinstance(found, Later) else Later(lambda: found)
 
     @property
     def second(self) -> Tensor:
@@ -34,9 +67,18 @@ class MeanVar:
             self._second = self.mean.square() + self.var
         return self._second
 
+    @property
+    def second_later(self) -> Later:
+        """As `later`, of E x^2."""
+        if not isinstance(self._var, Later):
+            found = self.second
+            return Later(lambda: found)
+        mean, var = self.mean, self._var
+        return Later(lambda: mean.square() + var())
+
     def rows(self, parts: int, i: int) -> MeanVar:
-        """Part i of so many equal ones along the first axis."""
-        return MeanVar(self.mean.chunk(parts)[i], self.var.chunk(parts)[i])
+        """Part i of so many equal ones along the first axis; its squares are part of these."""
+        return MeanVar(*(leaf.chunk(parts)[i] for leaf in (self.mean, self.var, self.second)))
 
     def __repr__(self) -> str:
         return f"MeanVar({'x'.join(map(str, self.mean.shape))})"
@@ -57,6 +99,11 @@ def join(mean: Tensor, var: Tensor | None) -> Value:
     return MeanVar(mean, var if var.shape == mean.shape else var.expand_as(mean))
 
 
+def mean_of(x: Value) -> Tensor:
+    """The mean, without working out a variance."""
+    return x.mean if isinstance(x, MeanVar) else x
+
+
 def total(*terms: Tensor | None) -> Tensor | None:
     """The sum of the variances that there are."""
     found = [term for term in terms if term is not None]
@@ -72,3 +119,11 @@ def dense(x: Value) -> tuple[Tensor, Tensor]:
 def spread(x: Value) -> bool:
     """Whether x has a variance."""
     return isinstance(x, MeanVar)
+
+
+def each(x: Value, function: Callable[[Tensor], Tensor]) -> Value:
+    """The same done to mean and variance; to the variance when it is asked for."""
+    if not isinstance(x, MeanVar):
+        return function(x)
+    var = x.later
+    return MeanVar(function(x.mean), Later(lambda: function(var())))

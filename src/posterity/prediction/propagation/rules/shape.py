@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posterity.prediction.propagation.rules.attention import Attention
 from posterity.prediction.propagation.table import RULES, mirrored, rule
-from posterity.prediction.propagation.value import MeanVar, Value, dense, join, split, spread
+from posterity.prediction.propagation.value import Later, MeanVar, Value, dense, join, split, spread
 
 _MOVES = (
     *("alias", "clone", "contiguous", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu"),
@@ -46,10 +46,14 @@ def moved(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(x, MeanVar):
             return NotImplemented
         args = tuple(split(one)[0] if isinstance(one, MeanVar) else one for one in args)  # view_as and its like
-        found = _both(function(x.mean, *args, **kwargs), function(x.var, *args, **kwargs))
-        if isinstance(x, Attention) and _keeps_rows(function, x.mean, found.mean):
-            return Attention(found.mean, function(x.logit_var, *args, **kwargs))
-        return found
+        mean = function(x.mean, *args, **kwargs)
+        if not isinstance(mean, Tensor):
+            return tuple(join(m, v) for m, v in zip(mean, function(x.var, *args, **kwargs)))
+        if isinstance(x, Attention) and _keeps_rows(function, x.mean, mean):
+            logit_var = x.logit_later
+            return Attention(mean, Later(lambda: function(logit_var(), *args, **kwargs)))
+        var = x.later
+        return MeanVar(mean, Later(lambda: function(var(), *args, **kwargs)))
 
     return apply
 
@@ -63,12 +67,6 @@ def _keeps_rows(function: Any, before: Tensor, after: Tensor) -> bool:
     """Whether the last axis is still what it was."""
     name = str(getattr(function, "__name__", function)).partition(".")[0].removeprefix("aten::")
     return name in _KEEPS and before.shape[-1] == after.shape[-1]
-
-
-def _both(mean: Any, var: Any) -> Any:
-    if isinstance(mean, Tensor):
-        return join(mean, var)
-    return tuple(join(m, v) for m, v in zip(mean, var))
 
 
 @mirrored("cat", "concat", "concatenate", "stack", "hstack", "vstack")
