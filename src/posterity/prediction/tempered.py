@@ -32,9 +32,8 @@ def tempered_log_prob(
     count = len(outputs)
     together = _rows(outputs)
     if isinstance(likelihood, ClassLikelihood):
-        log_probs = likelihood.log_probs(together / temperature).unflatten(0, (count, -1)).logsumexp(0) - math.log(
-            count
-        )
+        each = likelihood.log_probs(together / temperature).unflatten(0, (count, -1))
+        log_probs = each.logsumexp(0) - math.log(count)
         return row_sum(select(log_probs, likelihood.aligned(targets, log_probs.detach())))
     z = likelihood.canonical(targets, outputs[0])
     z = z.repeat(count, *[1] * (z.ndim - 1))
