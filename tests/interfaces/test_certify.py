@@ -5,26 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from posterity.interfaces import cli
-
 pandas = pytest.importorskip("pandas")
 
 ROWS = 1009
-
-
-@pytest.fixture
-def shell(capsys, monkeypatch, tmp_path):
-    """Run a command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["posterity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
 
 
 def table(rows=211, seed=0):

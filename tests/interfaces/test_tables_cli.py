@@ -9,26 +9,10 @@ import pytest
 import torch
 
 import posterity as po
-from posterity.interfaces import cli
 
 pandas = pytest.importorskip("pandas")
 
 ROWS = 211
-
-
-@pytest.fixture
-def shell(capsys, monkeypatch, tmp_path):
-    """Run a command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["posterity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
 
 
 def numbers(rows=ROWS, seed=0):
