@@ -20,7 +20,7 @@ from posterity.posterior.files import FileRecord, strict_json
 from posterity.posterior.posterior import Posterior, posterior_from
 from posterity.posterior.shards import ShardWriter
 from posterity.posterior.storage import load_json, load_manifest, load_tree, records, save_run
-from posterity.prediction.draws import batches_of, predict_blocks, recorded_outputs
+from posterity.prediction.draws import batches_of, default_via, predict_blocks, recorded_outputs
 from posterity.prediction.predictive import Predictive, concat
 from posterity.prediction.propagation.calibrate import Sites, calibrated
 from posterity.prediction.propagation.settings import Propagation
@@ -139,17 +139,14 @@ class BayesianModel:
     def _check_way(self, via: str | None) -> None:
         """Warn where the temperature was fitted to what is said in another way."""
         fitted = (self.calibration or {}).get("via", "")
-        if self.temperature != 1.0 and fitted and (via or self._default_via) != fitted:
+        via = via or default_via(self.posterior)
+        if self.temperature != 1.0 and fitted and via != fitted:
             warnings.warn(
                 f"the temperature {self.temperature:.4g} was fitted to predictions via {fitted!r}, not via "
-                f"{via or self._default_via!r}: calibrate(..., via=...) fits one for these",
+                f"{via!r}: calibrate(..., via=...) fits one for these",
                 PosterityWarning,
                 stacklevel=4,
             )
-
-    @property
-    def _default_via(self) -> str:
-        return "mean" if self.posterior.finite == 1 else "draws"
 
     def calibrate(
         self,
@@ -198,7 +195,7 @@ class BayesianModel:
         else:
             recorded = recorded_outputs(self.problem, self.posterior, batches, via=via, draws=draws, random=random)
             self.temperature, about = fit_temperature(self.problem.likelihood, recorded)
-        self.calibration = {"via": via or self._default_via, **about}
+        self.calibration = {"via": via or default_via(self.posterior), **about}
         return self
 
     def export(

@@ -26,7 +26,7 @@ from posterity.problem.problem import NetworkProblem
 from posterity.random import Random
 from posterity.tree import LIKELIHOOD, Tree, pick
 
-__all__ = ["batches_of", "predict_blocks", "recorded_outputs"]
+__all__ = ["batches_of", "default_via", "predict_blocks", "recorded_outputs"]
 
 BATCH_SIZE = 1024
 
@@ -148,6 +148,11 @@ def recorded_outputs(
 Way = Callable[[Batch, Random | None], Iterable[tuple[Any, Tree]]]  # outputs of a batch and the likelihood's parameters
 
 
+def default_via(posterior: Posterior) -> str:
+    """How a posterior predicts unless told: by draws, and a point by its mean."""
+    return "mean" if posterior.finite == 1 else "draws"
+
+
 def _ways(
     problem: NetworkProblem,
     posterior: Posterior,
@@ -157,7 +162,7 @@ def _ways(
     settings: Propagation | None,
 ) -> tuple[str, Callable[[], Iterator[Way]]]:
     """The name of what was chosen, and a function that gives its ways to say something from the first on."""
-    via = via or ("mean" if posterior.finite == 1 else "draws")
+    via = via or default_via(posterior)
     if via not in ("draws", "mean", "propagation"):
         raise CompatibilityError(f"via must be 'draws', 'mean' or 'propagation', got {via!r}")
     if draws is not None and draws < 1:
