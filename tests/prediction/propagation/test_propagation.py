@@ -274,7 +274,7 @@ class Sorting(nn.Module):
 
 def test_an_operation_without_a_rule_goes_by_draws_where_asked() -> None:
     x, y = data()
-    model = po.fit(Sorting(), (x, y), "categorical", po.MeanFieldVI(), epochs=10, seed=0, progress=False)
+    model = po.fit(Sorting, (x, y), "categorical", po.MeanFieldVI(), epochs=10, seed=0, progress=False)
     with pytest.raises(po.CompatibilityError, match=r"no rule says what sort does.*unknown='draws'"):
         model.predict(x, via="propagation")
     mean = dict(model.posterior.mean())
