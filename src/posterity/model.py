@@ -21,6 +21,7 @@ from posterity.posterior.posterior import Posterior, posterior_from
 from posterity.posterior.shards import ShardWriter
 from posterity.posterior.storage import load_json, load_manifest, load_tree, records, save_run
 from posterity.prediction.draws import batches_of, default_via, predict_blocks, recorded_outputs
+from posterity.prediction.noisy import noisy
 from posterity.prediction.predictive import Predictive, concat
 from posterity.prediction.propagation.calibrate import Sites, calibrated
 from posterity.prediction.propagation.settings import Propagation
@@ -88,6 +89,7 @@ class BayesianModel:
         batch_size: int | None = None,
         max_memory: int = 256 * 2**20,
         keep: str | None = None,
+        input_std: Any = None,
     ) -> Predictive:
         """Predict with uncertainty.
 
@@ -104,12 +106,15 @@ class BayesianModel:
             batch_size: rows per pass where `x` brings no batches; 1024 unless given.
             max_memory: bytes of inputs that are held at once; the draws are made again for every such block.
             keep: "draws" to keep each draw's own outputs, `[draw, row, ...]`.
+            input_std: std of independent normal noise in `x`, in its units: a float, or what broadcasts to it (of a loader:
+                to its rows). Propagated, or drawn with the weights, the same noise for all rows of a draw.
 
         Raises:
-            DataError: NaN or infinity in `x`, no rows.
-            CompatibilityError: an unknown `via`, the mean of an ensemble, an operation that cannot be propagated.
+            DataError, ShapeError: NaN or infinity in `x`, no rows; an `input_std` that does not fit.
+            CompatibilityError: an unknown `via`, the mean of an ensemble or of noisy inputs, an operation that cannot be
+                propagated.
         """
-        options = {"via": via, "draws": draws, "max_memory": max_memory, "keep": keep}
+        options = {"via": via, "draws": draws, "max_memory": max_memory, "keep": keep, "input_std": input_std}
         parts = [pred for pred, _ in self._blocks(x, False, seed=seed, batch_size=batch_size, **options)]
         if not parts:
             raise DataError("there are no rows to predict")
@@ -132,6 +137,8 @@ class BayesianModel:
     ) -> Iterator[tuple[Predictive, Any]]:
         random = Random(int(self.settings.get("seed", 0)) if seed is None else seed)
         batches = batches_of(data, self.problem.reader, batch_size, targets)
+        if (std := options.pop("input_std", None)) is not None:
+            batches, options["noisy"] = noisy(batches, std, data, targets), True
         self._check_way(options.get("via"))
         options = {"temperature": self.temperature, "settings": self.propagation, **options}
         return predict_blocks(self.problem, self.posterior, batches, random=random, **options)

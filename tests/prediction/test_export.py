@@ -81,3 +81,28 @@ def test_a_likelihood_that_no_file_can_end_in_is_said(tmp_path: Path) -> None:
     )
     with pytest.raises(po.CompatibilityError, match="poisson"):
         model.export(tmp_path / "m.onnx", example=X[:4])
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        (po.MeanFieldVI(), "probit"),
+        (po.Ensemble(po.MeanFieldVI(), 2), "second-order"),
+        (po.LastLayerLaplace(), "points"),
+        (po.LastLayerLaplace(structure="kronecker"), "second-order"),
+    ],
+)
+def test_heads_in_closed_form_and_correlated_layers(method: Any, head: Any, tmp_path: Path) -> None:
+    labels = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+    net = nn.Sequential(nn.Linear(5, 12), nn.GELU(), nn.Linear(12, 3))
+    model = po.fit(net, (X, labels), "categorical", method, epochs=3, batch_size=20, seed=0, progress=False)
+    model.temperature, model.propagation = 1.5, po.Propagation(po.Rules(head=head))
+    path = model.export(tmp_path / "m.onnx", example=X[:4])
+    session = onnxruntime.InferenceSession(str(path))
+    found = dict(zip([one.name for one in session.get_outputs()], session.run(None, {"x": X[:23].numpy()})))
+    pred = model.predict(X[:23], via="propagation")
+    for field in ("probs", "entropy", "epistemic"):
+        torch.testing.assert_close(torch.from_numpy(found[field]), getattr(pred, field), rtol=0, atol=2e-5)
+    model.propagation = po.Propagation()
+    plain = model.predict(X[:23], via="propagation")
+    assert torch.equal(plain.probs, pred.probs) == (head == "points")

@@ -5,7 +5,8 @@ activations    of X ~ N(mean, std^2), mean in [-6, 6], std 0.03 to 4, in float32
 extremes       |mean| up to 1000, var up to 100: NaN and negative variances are counted
 products       linear and convolution: the relative error of all variances together, over that which the draws leave
 norms          64 and 384 features, the inputs' spread 0.1 to 2 of the features' own: the relative error of all variances
-head           total variation from the truth of the mean probabilities of 10 classes, std 1; random draws beside
+head           total variation from the truth of the mean probabilities of 10 classes, std 1; random draws and the closed
+               forms beside
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.bench.bench import Cell, Limit, Row
+from posterity.prediction.closed import probit, second_order
 from posterity.prediction.propagation import activations, rules
 from posterity.prediction.propagation.head import POINTS, normal_points
 from posterity.prediction.propagation.value import MeanVar
@@ -179,13 +181,25 @@ def _head(draws: int) -> list[Row]:
     noise = [Random(2).fold("truth").fold(i).normal((1000, 1, 10)).double() for i in range(draws // 1000)]
     true = torch.stack([(mean + one).softmax(-1).mean(0) for one in noise]).mean(0)
 
+    def from_truth(probs: Tensor) -> float:
+        return float((probs - true).abs().sum(-1).mean() / 2)
+
     def variation(points: Tensor) -> float:
-        return float(((mean + points[:, None]).softmax(-1).mean(0) - true).abs().sum(-1).mean() / 2)
+        return from_truth((mean + points[:, None]).softmax(-1).mean(0))
 
     random = [variation(Random(3).fold(k).normal((POINTS, 10)).double()) for k in range(5)]
     return [
         {"rule": "head", "points": POINTS, "total_variation": variation(normal_points(POINTS, 10))},
         {"rule": "head, random draws", "points": POINTS, "total_variation": sum(random) / len(random)},
+        *(
+            {
+                "rule": f"head, {name}",
+                "points": 0,
+                "total_variation": from_truth(form(mean, torch.ones_like(mean)).softmax(-1)),
+            }
+            for name, form in (("probit", probit), ("second order", second_order))
+        ),
+        {"rule": "head, at the mean", "points": 0, "total_variation": from_truth(mean.softmax(-1))},
     ]
 
 
@@ -206,4 +220,8 @@ def claims(rows: list[Row]) -> dict[str, float]:
     found["norm_var_error"] = max(row["var_error"] for row in norms)
     found["norm_mean_error"] = max(row["mean_error"] for row in norms)
     heads = {row["rule"]: row["total_variation"] for row in rows if "total_variation" in row}
-    return {**found, "head_total_variation": heads["head"], "draws_total_variation": heads["head, random draws"]}
+    names = {
+        "head": "head", "draws": "head, random draws", "probit": "head, probit", "second_order": "head, second order",
+        "mean": "head, at the mean",
+    }  # fmt: skip
+    return {**found, **{f"{name}_total_variation": heads[rule] for name, rule in names.items() if rule in heads}}

@@ -61,7 +61,7 @@ SEEDS, DRAWS, LOOKED = (0, 1, 2), 256, 200
 RISKS = (0.005, 0.01, 0.05)
 SLOWEST = "cifar-resnet20"
 SLOPES, AT_MEAN = Rules(activations="slope"), Rules(norms="mean")
-DELTA = Rules(activations="slope", norms="mean")
+DELTA = Rules(attention="mean", activations="slope", norms="mean")
 
 Calibrate = dict[str, Any]
 METHODS: dict[str, tuple[dict[str, Any], Rules, Calibrate | None]] = {

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.posterior.moments import Deterministic, Moment, Normal
+from posterity.posterior.layer_moments import DenseLayer, KroneckerLayer, linear_names
+from posterity.posterior.moments import Correlated, Deterministic, Moment, Normal
 from posterity.posterior.posterior import DRAWS, Posterior
 from posterity.random import Random
 from posterity.tree import Tree, pick
@@ -53,8 +54,17 @@ class Dense(Posterior):
         return self.point
 
     def moments(self) -> dict[str, Moment]:
-        stds = self._split(torch.linalg.vector_norm(self.factor, dim=1), add=False)
-        return {k: Normal(v, stds[k]) if k in stds else Deterministic(v) for k, v in self.point.items()}
+        stds, layer = self._split(torch.linalg.vector_norm(self.factor, dim=1), add=False), self.layer
+        return _moments(self.point, stds, layer)
+
+    @property
+    def layer(self) -> DenseLayer | None:
+        """Weight and bias as those of a Linear, where they are all that varies."""
+        own = linear_names({name: self.point[name].shape for name in self.names})
+        if not own:
+            return None
+        rows = dict(zip(self.names, self.factor.split([self.point[name].numel() for name in self.names])))
+        return DenseLayer(*(rows[name].unflatten(0, self.point[name].shape) for name in own))
 
     def tensors(self) -> Tree:
         return {**{f"point/{k}": v for k, v in self.point.items()}, "factor": self.factor}
@@ -104,7 +114,12 @@ class Kronecker(Posterior):
 
     def moments(self) -> dict[str, Moment]:
         stds = self._split((self.rows.square() @ self.stds.square() @ self.columns.T.square()).sqrt())
-        return {k: Normal(v, stds[k]) if k in stds else Deterministic(v) for k, v in self.point.items()}
+        return _moments(self.point, stds, self.layer)
+
+    @property
+    def layer(self) -> KroneckerLayer:
+        """Weight and bias as those of a Linear."""
+        return KroneckerLayer(self.rows, self.columns, self.stds)
 
     def tensors(self) -> Tree:
         parts = {"rows": self.rows, "columns": self.columns, "stds": self.stds}
@@ -117,3 +132,10 @@ class Kronecker(Posterior):
     def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Kronecker:
         point = pick(tensors, "point/")
         return cls(point, tuple(meta["names"]), tensors["rows"], tensors["columns"], tensors["stds"])
+
+
+def _moments(point: Tree, stds: Tree, layer: DenseLayer | KroneckerLayer | None) -> dict[str, Moment]:
+    found: dict[str, Moment] = {name: Deterministic(leaf) for name, leaf in point.items()}
+    for name, std in stds.items():
+        found[name] = Normal(point[name], std) if layer is None else Correlated(point[name], std, layer)
+    return found

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from posterity.posterior.factor_moments import FactoredNormal
+from posterity.posterior.layer_moments import Layer
 
-__all__ = ["Deterministic", "FactoredNormal", "Moment", "Normal"]
+__all__ = ["Correlated", "Deterministic", "FactoredNormal", "Moment", "Normal"]
 
 
 class Deterministic(NamedTuple):
@@ -29,4 +30,12 @@ class Normal(NamedTuple):
     std: Tensor
 
 
-Moment = Deterministic | Normal | FactoredNormal
+class Correlated(NamedTuple):
+    """The weight or the bias of one Linear whose entries are correlated; `std` is that of each entry."""
+
+    mean: Tensor
+    std: Tensor
+    layer: Layer  # the same object for both
+
+
+Moment = Deterministic | Normal | FactoredNormal | Correlated

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from posterity.errors import CompatibilityError, DataError, PosterityWarning
 from posterity.posterior.posterior import Posterior
+from posterity.prediction.noisy import Noisy, drawn, rounds
 from posterity.prediction.predictive import Predictive, reducer
 from posterity.prediction.propagation.settings import Propagation
 from posterity.problem.batches import Batch, Reader, check_finite, rows_of, tensors_in
@@ -98,18 +99,21 @@ def predict_blocks(
     max_memory: int = 256 * 2**20,
     keep: str | None = None,
     settings: Propagation | None = None,
+    noisy: bool = False,
 ) -> Iterator[tuple[Predictive, Any]]:
     """(Predictive, raw targets) for batch after batch, every draw made once per block of them.
 
     Args:
         settings: of propagation.
+        noisy: whether the batches' inputs are `Noisy`.
 
     Raises:
-        CompatibilityError: an unknown `via` or `keep`; the mean of an ensemble; an operation that cannot be propagated.
+        CompatibilityError: an unknown `via` or `keep`; the mean of an ensemble, or of noisy inputs; an operation that cannot
+            be propagated.
     """
     if keep not in (None, "draws"):
         raise CompatibilityError(f"keep must be 'draws' or nothing, got {keep!r}")
-    via, ways = _ways(problem, posterior, via, draws, random, settings)
+    via, ways = _ways(problem, posterior, via, draws, random, settings, noisy)
     for block in _blocks(batches, max_memory):
         reducers = [reducer(problem.likelihood, temperature, keep_draws=keep == "draws") for _ in block]
         with torch.inference_mode(), problem.network.session(train=False):
@@ -160,9 +164,10 @@ def _ways(
     draws: int | None,
     random: Random,
     settings: Propagation | None,
+    noisy: bool = False,
 ) -> tuple[str, Callable[[], Iterator[Way]]]:
     """The name of what was chosen, and a function that gives its ways to say something from the first on."""
-    via = via or default_via(posterior)
+    via = via or ("draws" if noisy else default_via(posterior))
     if via not in ("draws", "mean", "propagation"):
         raise CompatibilityError(f"via must be 'draws', 'mean' or 'propagation', got {via!r}")
     if draws is not None and draws < 1:
@@ -172,13 +177,20 @@ def _ways(
 
         found = ways(problem, posterior, draws, settings or Propagation())
         return via, lambda: iter(found)
+    if via == "mean" and noisy:
+        raise CompatibilityError(
+            "one pass at the mean says nothing of noise in the inputs: give input_std with via='propagation' or via='draws'"
+        )
     if via == "mean":
         mean = posterior.mean()
         return via, lambda: iter([partial(_said, problem, mean)])
-    return via, lambda: (partial(_said, problem, theta) for theta in posterior.draws(draws, random.fold("draw")))
+    made = rounds if noisy else type(posterior).draws
+    return via, lambda: (partial(_said, problem, theta) for theta in made(posterior, draws, random.fold("draw")))
 
 
 def _said(problem: NetworkProblem, theta: Tree, batch: Batch, random: Random | None) -> list[tuple[Any, Tree]]:
+    if isinstance(batch.inputs, Noisy):
+        batch = batch._replace(inputs=drawn(batch.inputs, random or Random(0)))
     return [(problem.outputs(theta, batch, random), pick(theta, LIKELIHOOD))]
 
 

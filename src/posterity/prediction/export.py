@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from posterity.errors import CompatibilityError
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.propagation.graph import Graph, graph_of
-from posterity.prediction.propagation.head import normal_points
+from posterity.prediction.propagation.head import check_head, normal_points
+from posterity.prediction.propagation.joint import root_by_columns
 from posterity.prediction.propagation.propagate import likelihood_parameters, points_of_each, values_of
 from posterity.prediction.propagation.run import pass_of
 from posterity.prediction.propagation.settings import Propagation
 from posterity.prediction.propagation.value import Value
-from posterity.prediction.said import SaidClasses, SaidNumbers, said
+from posterity.prediction.said import SaidClasses, SaidClosed, SaidNumbers, said
 from posterity.problem.problem import NetworkProblem
 from posterity.random import Random
 
@@ -33,7 +34,9 @@ TOLERANCE = 1e-5  # of every output, relative to the largest where that is above
 class Exported(nn.Module):
     """Inputs, tensors in a row, to the named tensors of `said`."""
 
-    def __init__(self, graphs: list[Graph], points: Tensor | None, head: SaidClasses | SaidNumbers) -> None:
+    def __init__(
+        self, graphs: list[Graph], points: Tensor | None, head: SaidClasses | SaidClosed | SaidNumbers
+    ) -> None:
         super().__init__()
         self.graphs, self.head = nn.ModuleList(graphs), head
         self.names = list(head.names)
@@ -41,15 +44,19 @@ class Exported(nn.Module):
         self.register_buffer("points", points)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        drawn = []
-        for graph in self.graphs:
-            mean, var = graph(*inputs)
-            if var is None or self.points is None:
-                drawn.append(mean.unsqueeze(0))
-            else:
-                shape = (len(self.points), *[1] * (mean.ndim - 1), self.points.shape[1])
-                drawn.append(mean + var.sqrt() * self.points.reshape(shape))
-        return self.head(torch.cat(drawn))
+        moments = [graph.moments(*inputs) for graph in self.graphs]  # type: ignore[operator]
+        drawn = [self._drawn(*one) for one in moments]
+        return self.head(moments, drawn) if isinstance(self.head, SaidClosed) else self.head(torch.cat(drawn))
+
+    def _drawn(self, mean: Tensor, var: Tensor | None, cov: Tensor | None) -> Tensor:
+        """[draws, rows, ...]"""
+        if var is None or self.points is None:
+            return mean.unsqueeze(0)
+        if cov is not None:
+            shifts = root_by_columns(cov) @ self.points.double().mT
+            return mean + shifts.permute(2, 0, 1).to(mean.dtype)
+        shape = (len(self.points), *[1] * (mean.ndim - 1), self.points.shape[1])
+        return mean + var.sqrt() * self.points.reshape(shape)
 
 
 def exported(
@@ -70,6 +77,8 @@ def exported(
     """
     network = problem.network
     values: list[dict[str, Value]]
+    head = settings.rules.head if via == "propagation" else "points"
+    check_head(problem.likelihood, head)
     if via == "propagation":
         values = values_of(posterior, settings)
     elif via == "mean":
@@ -88,7 +97,7 @@ def exported(
         with torch.no_grad():
             width = graphs[0](*inputs)[0].shape[-1]
         points = normal_points(points_of_each(draws, len(graphs)), width).float()
-    return Exported(graphs, points, said(problem.likelihood, parameters, temperature)), inputs, names
+    return Exported(graphs, points, said(problem.likelihood, parameters, temperature, head)), inputs, names
 
 
 def write_onnx(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import singledispatch
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from posterity.errors import CompatibilityError, DataError, ShapeError
 from posterity.prediction.base import Predictive
 from posterity.prediction.classes import CategoricalPredictive, MultilabelPredictive, entropies
+from posterity.prediction.closed import NormalLogits
 from posterity.prediction.components import GaussianMixture, PoissonMixture, StudentMixture
 from posterity.prediction.mixture import MixturePredictive
 from posterity.problem.likelihoods import (
@@ -79,14 +80,15 @@ class Reducer(ABC):
         self._shapes: list[tuple[int, ...]] = []
 
     @torch.no_grad()
-    def add(self, outputs: Outputs, parameters: Mapping[str, Tensor] | None = None) -> None:
-        """The outputs of the block's rows under one more draw, and that draw's likelihood parameters.
+    def add(self, outputs: Outputs | NormalLogits, parameters: Mapping[str, Tensor] | None = None) -> None:
+        """The outputs of the block's rows under one more draw, and that draw's likelihood parameters; or their moments.
 
         Raises:
             CompatibilityError, ShapeError: outputs that the likelihood cannot read, or shaped unlike those before.
         """
-        self.likelihood.check(outputs)
-        shapes = [tuple(part.shape) for part in (outputs if isinstance(outputs, tuple) else (outputs,))]
+        shown = outputs.mean if isinstance(outputs, NormalLogits) else outputs
+        self.likelihood.check(shown)
+        shapes = [tuple(part.shape) for part in (shown if isinstance(shown, tuple) else (shown,))]
         if self.count and shapes != self._shapes:
             raise ShapeError(f"draw {self.count} has outputs of shape {shapes}, the draws before it {self._shapes}")
         self._shapes = shapes
@@ -145,9 +147,13 @@ class ClassReducer(Reducer):
         super().__init__(likelihood, temperature, keep_draws)
         self._kept: list[Tensor] = []
 
-    def _add(self, outputs: Tensor, parameters: Mapping[str, Tensor]) -> None:
-        log_probs = self.likelihood.log_probs(_wide(outputs) / self.temperature)
-        entropy = self.predictive.total(entropies(log_probs))
+    def _add(self, outputs: Tensor | NormalLogits, parameters: Mapping[str, Tensor]) -> None:
+        if isinstance(outputs, NormalLogits):
+            log_probs = self.likelihood.log_probs(outputs.at(self.temperature, _wide))
+            entropy = (self.predictive.total(entropies(log_probs)) - self._epistemic(outputs.points())).clamp_min(0.0)
+        else:
+            log_probs = self.likelihood.log_probs(_wide(outputs) / self.temperature)
+            entropy = self.predictive.total(entropies(log_probs))
         if self.count == 1:
             self._log_probs, self._entropy = log_probs, entropy
         else:
@@ -155,6 +161,14 @@ class ClassReducer(Reducer):
             self._entropy = self._entropy + (entropy - self._entropy) / self.count
         if self.keep_draws:
             self._kept.append(self.predictive.shown(log_probs).float().cpu())
+
+    def _epistemic(self, points: Iterable[Tensor]) -> Tensor:
+        """[rows, ...] mutual information in nats of label and point."""
+        apart = type(self)(self.likelihood, self.temperature)
+        for outputs in points:
+            apart.add(outputs)
+        entropy = self.predictive.total(entropies(apart._log_probs))
+        return (entropy - apart._entropy).clamp_min(0.0)
 
     def _result(self, via: str) -> Predictive:
         kept = torch.stack(self._kept) if self.keep_draws else None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from posterity.errors import CompatibilityError
+from posterity.prediction.closed import Closed, probit, second_order
 from posterity.problem.likelihoods import Categorical, Gaussian, Heteroscedastic, Likelihood
 from posterity.problem.scaling import Scaling
 
-__all__ = ["SaidClasses", "SaidNumbers", "said"]
+__all__ = ["SaidClasses", "SaidClosed", "SaidNumbers", "said"]
+
+Moments = tuple[Tensor, Tensor | None, Tensor | None]  # of logits: mean, variance, covariance
 
 
 class SaidClasses(nn.Module):
@@ -31,6 +34,32 @@ class SaidClasses(nn.Module):
         entropy = -(mean.exp() * mean).sum(-1)
         expected = -(log_probs.exp() * log_probs).sum(-1).mean(0)
         return mean.exp(), entropy, (entropy - expected).clamp_min(0.0)
+
+
+class SaidClosed(nn.Module):
+    """As `SaidClasses`, in closed form: of moments of logits [rows, C] and points on them [draws, rows, C], part by part."""
+
+    names = SaidClasses.names
+
+    def __init__(self, temperature: float, head: Closed) -> None:
+        super().__init__()
+        self.temperature, self.closed, self.apart = temperature, head, SaidClasses(temperature)
+
+    def forward(self, moments: Sequence[Moments], drawn: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        each = torch.stack([torch.log_softmax(self._logits(*one), -1) for one in moments])
+        epistemic = torch.stack([self.apart(points)[2] for points in drawn])
+        aleatoric = (-(each.exp() * each).sum(-1) - epistemic).clamp_min(0.0).mean(0)
+        mean = torch.logsumexp(each, 0) - math.log(len(moments))
+        entropy = -(mean.exp() * mean).sum(-1)
+        return mean.exp(), entropy, (entropy - aleatoric).clamp_min(0.0)
+
+    def _logits(self, mean: Tensor, var: Tensor | None, cov: Tensor | None) -> Tensor:
+        mean, squared = mean / self.temperature, self.temperature**2
+        if var is None:
+            return mean
+        if self.closed == "probit":
+            return probit(mean, var / squared)
+        return second_order(mean, var / squared, None if cov is None else cov.unsqueeze(-1) / squared)
 
 
 class SaidNumbers(nn.Module):
@@ -63,14 +92,19 @@ class SaidNumbers(nn.Module):
         return found if found[0].ndim != 2 or found[0].shape[1] > 1 else tuple(one.squeeze(1) for one in found)
 
 
-def said(likelihood: Likelihood, parameters: Mapping[str, Tensor], temperature: float) -> SaidClasses | SaidNumbers:
+def said(
+    likelihood: Likelihood,
+    parameters: Mapping[str, Tensor],
+    temperature: float,
+    head: Literal["points"] | Closed = "points",
+) -> SaidClasses | SaidClosed | SaidNumbers:
     """The module for a likelihood.
 
     Raises:
         CompatibilityError: one that no file can end in so far.
     """
     if isinstance(likelihood, Categorical):
-        return SaidClasses(temperature)
+        return SaidClasses(temperature) if head == "points" else SaidClosed(temperature, head)
     if isinstance(likelihood, Gaussian | Heteroscedastic):
         return SaidNumbers(likelihood, parameters, temperature)
     raise CompatibilityError(

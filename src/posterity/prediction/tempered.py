@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posterity.prediction.closed import NormalLogits
 from posterity.problem.likelihoods import ClassLikelihood, Likelihood, LocationScale
 from posterity.problem.likelihoods.base import row_sum
 from posterity.problem.likelihoods.labels import select
@@ -26,15 +27,16 @@ def tempered_log_prob(
     """[rows] in nats, of raw targets: logits / T, or scales * sqrt(T); counts stay as they are.
 
     Args:
-        outputs: of the network, one for each part of the mixture.
+        outputs: of the network, one for each part of the mixture; or their moments, `NormalLogits`.
         temperature: T > 0, a scalar that may need a gradient.
     """
     count = len(outputs)
-    together = _rows(outputs)
     if isinstance(likelihood, ClassLikelihood):
-        each = likelihood.log_probs(together / temperature).unflatten(0, (count, -1))
+        logits = [one.at(temperature) if isinstance(one, NormalLogits) else one / temperature for one in outputs]
+        each = likelihood.log_probs(_rows(logits)).unflatten(0, (count, -1))
         log_probs = each.logsumexp(0) - math.log(count)
         return row_sum(select(log_probs, likelihood.aligned(targets, log_probs.detach())))
+    together = _rows(outputs)
     z = likelihood.canonical(targets, outputs[0])
     z = z.repeat(count, *[1] * (z.ndim - 1))
     if isinstance(likelihood, LocationScale):

@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from posterity.errors import CompatibilityError, PosterityWarning
 from posterity.problem.batches import copied, tensors_in
+from posterity.problem.carrier import Carrier
 from posterity.problem.fused import unfused
 from posterity.problem.reset import initialised, redrawn
 from posterity.problem.restore import restored
@@ -109,7 +110,7 @@ class Network:
             result = torch.func.functional_call(self._around, state, (finish, *own), tie_weights=self._tied)
             if not self.probed:
                 self._refuse_new_parameters()
-        if self.spares_inputs is None:
+        if self.spares_inputs is None and not any(isinstance(one, Carrier) for _, one in tensors_in(inputs)):
             self.spares_inputs = all(map(_same, tensors_in(inputs), tensors_in(own)))
         after = {name: state[_INSIDE + name] for name in given}
         if not self.probed:

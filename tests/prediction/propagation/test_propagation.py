@@ -216,7 +216,7 @@ def test_intervals_are_near_those_of_draws(likelihood: object) -> None:
 def test_correlated_weights_are_said_to_count_as_independent() -> None:
     x, y = data()
     net = nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))
-    model = po.fit(net, (x, y), "categorical", po.LastLayerLaplace(), epochs=2, seed=0, progress=False)
+    model = po.fit(net, (x, y), "categorical", po.SWAG(), epochs=2, seed=0, progress=False)
     with pytest.warns(po.PosterityWarning, match="takes the weights as independent"):
         model.predict(x, via="propagation")
 

@@ -8,7 +8,7 @@ leave 1 / sqrt(20000) = 0.007 of a std, of a variance sqrt(2 / 20000) = 0.01 of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -37,6 +37,8 @@ class Case(NamedTuple):
 
 
 MASK = torch.tensor([True, False, True, True, False])
+SECOND = Rules(norms="second-order")
+OUTLIER = torch.ones(64).index_fill(0, torch.tensor([3]), 20.0)
 POSITIVE = 8.0  # added where a function needs its argument above zero
 
 CASES = [
@@ -101,6 +103,9 @@ CASES = [
     Case("mish", F.mish, ((3, 5),)),
     Case("layer_norm", lambda x: F.layer_norm(x, (64,)), ((2, 64),)),
     Case("layer_norm, scaled", lambda x, w, b: F.layer_norm(x, (64,), w, b), ((2, 64), (64,), (64,))),
+    Case("layer_norm of few", lambda x: F.layer_norm(x, (16,)), ((2, 16),), rules=SECOND),
+    Case("layer_norm with an outlier", lambda x: F.layer_norm(x * OUTLIER, (64,)), ((2, 64),), 0.05, 0.35, SECOND),
+    Case("rms_norm with an outlier", lambda x: F.rms_norm(x * OUTLIER, (64,)), ((2, 64),), 0.05, 0.35, SECOND),
     Case("rms_norm", lambda x: F.rms_norm(x, (64,)), ((2, 64),), loose=0.02),
     Case(
         "rms_norm by hand",
@@ -119,6 +124,15 @@ CASES = [
         "causal attention, fixed weights",
         lambda v: F.scaled_dot_product_attention(QUERY, KEY, v, is_causal=True),
         ((1, 6, 4),),
+    ),
+    Case(
+        "attention, expected weights",
+        lambda q: F.scaled_dot_product_attention(q, KEY, KEY),
+        ((1, 6, 4),),
+        bias=0.02,
+        rules=Rules(attention="logits"),
+        std=0.3,
+        loose=0.5,  # the logits of a query count as independent
     ),
     Case(
         "attention by the variance of logits",
@@ -147,6 +161,37 @@ def test_a_rule_says_what_draws_say(case: Case) -> None:
     mean, var = draws.mean(0), draws.var(0)
     assert (value.mean - mean).norm() <= (0.02 + case.bias) * var.sum().sqrt() + 1e-6 * mean.norm()
     assert (value.var - var).norm() <= (0.03 + case.loose) * var.norm() + 1e-9
+
+
+@pytest.mark.parametrize("attention", ["expected", "mean", "logits"])
+def test_attention_by_hand_says_what_the_fused_one_says(attention: Literal["expected", "mean", "logits"]) -> None:
+    q, k, v = (
+        MeanVar(RANDOM.fold(name).normal((2, 7, 5)), RANDOM.fold(f"{name} var").normal((2, 7, 5)).square())
+        for name in "qkv"
+    )
+    mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), float("-inf"))
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = torch.matmul(q, k.transpose(-1, -2)) / 5**0.5
+        return torch.softmax(logits + mask, dim=-1, dtype=torch.float32) @ v
+
+    with running(Pass(Rules(attention=attention))):
+        fused = unwrapped(F.scaled_dot_product_attention(Propagated(q), Propagated(k), Propagated(v), is_causal=True))
+        own = unwrapped(by_hand(Propagated(q), Propagated(k), Propagated(v)))
+    torch.testing.assert_close((own.mean, own.var), (fused.mean, fused.var))
+
+
+def test_expected_attention_weights_are_nearer_to_those_of_draws() -> None:
+    """Queries with noise of std 1: half of what the mean's weights miss, or less."""
+    q = RANDOM.fold("far").normal((1, 6, 4))
+    draws = torch.softmax((q + RANDOM.fold("draws").normal((DRAWS, 6, 4))) @ (2 * KEY[0]).mT / 2, -1).mean(0)
+    miss = {}
+    for attention in ("mean", "expected"):
+        with running(Pass(Rules(attention=attention))):  # type: ignore[arg-type]
+            noisy = Propagated(MeanVar(q, torch.ones_like(q)))
+            weights = F.scaled_dot_product_attention(noisy, 2 * KEY, torch.eye(6)[None])
+            miss[attention] = float((unwrapped(weights) - draws).norm())
+    assert miss["expected"] < 0.5 * miss["mean"]
 
 
 def test_the_maximum_takes_the_variance_of_the_largest_mean() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from posterity.errors import CompatibilityError, DataError
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.draws import predict_blocks, recorded_outputs
-from posterity.prediction.propagation.head import outputs_at_points
+from posterity.prediction.propagation.head import check_head, said_by
 from posterity.prediction.propagation.propagate import likelihood_parameters, points_of_each, propagate, values_of
 from posterity.prediction.propagation.run import OUTPUTS, Pass
 from posterity.prediction.propagation.settings import Propagation
@@ -105,6 +105,7 @@ def calibrated(
     """
     if sites not in ("all", "outputs"):
         raise CompatibilityError(f"sites must be 'all' or 'outputs', got {sites!r}")
+    check_head(problem.likelihood, settings.rules.head)
     task = _Task(problem, posterior, points, random)
     plain = replace(settings, scales={}, fast=frozenset(), helps=True)
     fit, check = _divided(batches, random.fold("rows"))
@@ -170,7 +171,7 @@ def _log_prob(task: _Task, parts: Sequence[dict[str, Value]], batch: Batch, one:
     outputs: list[Any] = []
     for values in parts:
         said = propagate(task.problem, values, batch, one.again())
-        outputs += outputs_at_points(said, task.problem.likelihood, points_of_each(task.points, len(parts)))
+        outputs += said_by(said, task.problem.likelihood, points_of_each(task.points, len(parts)), one.rules.head)
     parameters = likelihood_parameters(parts[0])
     return tempered_log_prob(task.problem.likelihood, outputs, parameters, batch.targets, temperature)
 

@@ -4,7 +4,8 @@
 
 m are the propagated means, as functions of the means w of the weights; the variances that they contain are held constant, so
 that by Stein's lemma their slopes are the expected slopes of the network. s are the variances of the weights, or of the
-entries of both factors of a low-rank weight. v is what appears at a place e beyond these slopes, independent of all else:
+entries of both factors of a low-rank weight, or of the normals behind a layer whose weights are correlated. v is what
+appears at a place e beyond these slopes, independent of all else:
 Var f(X) - (d E f / d mean)^2 Var X at an activation, Var x Var W at a product. Every correlation is there to first order.
 
 A weight that one product reads at one position (a perceptron's) is independent noise at the outputs of that product: the
@@ -21,6 +22,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from posterity.errors import CompatibilityError
+from posterity.posterior.layer_moments import Layer
+from posterity.prediction.propagation.correlated import CorrelatedWeight
 from posterity.prediction.propagation.eager import Propagated, followed, unwrapped
 from posterity.prediction.propagation.factored import FactoredWeight
 from posterity.prediction.propagation.joint import Joint
@@ -56,7 +59,9 @@ def covaried(problem: NetworkProblem, values: Mapping[str, Value], inputs: Any, 
         )
     leaves, spec = pytree.tree_flatten(inputs.inputs if isinstance(inputs, Batch) else inputs)
     if any(isinstance(leaf, Carrier) for leaf in leaves):
-        raise CompatibilityError("inputs with a variance have no covariance yet: predict with Rules(covariance=False)")
+        raise CompatibilityError(
+            "inputs with a variance (input_std) have no covariance of the outputs yet: predict with Rules(covariance=False)"
+        )
     with torch.inference_mode(False), torch.no_grad():  # slopes of what was made in inference mode do not exist
         leaves = [leaf.to(problem.network.device).clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         rows = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
@@ -132,7 +137,9 @@ class _Network:
     """The network on one row."""
 
     def __init__(self, problem: NetworkProblem, values: Mapping[str, Value], one: Pass) -> None:
-        self._problem, self._values, self._pass = problem, values, one
+        self._problem, self._pass = problem, one
+        self._layers = {name: value.layer for name, value in values.items() if isinstance(value, CorrelatedWeight)}
+        self._values = {name: _apart(value) for name, value in values.items()}
 
     def said(
         self, values: Mapping[str, Value], inputs: Any, noise: Noise | None, carrier: type[Propagated] = Propagated
@@ -160,12 +167,17 @@ class _Network:
                 f"a row has {count} outputs, and their covariance costs a backward pass each: raise "
                 f"Rules(covariance_outputs={limit}) to have it, or predict with Rules(covariance=False)"
             )
-        alone = frozenset(
-            name
-            for name, value in self._values.items()
-            if noise.positions[id(value)] == 1 and getattr(theta[name], "reads", 0) == 1
+        alone = (
+            frozenset(
+                name
+                for name, value in self._values.items()
+                if noise.positions[id(value)] == 1 and getattr(theta[name], "reads", 0) == 1
+            )
+            - self._layers.keys()
         )
-        means, variances = _sources({name: value for name, value in self._values.items() if name not in alone})
+        means, variances = _sources(
+            {name: value for name, value in self._values.items() if name not in alone}, self._layers
+        )
         noise = Noise(alone=frozenset(id(self._values[name]) for name in alone))
         self.said(self._values, inputs, noise)
         places = tuple(one.shape for one in noise.variances)
@@ -175,7 +187,7 @@ class _Network:
         """[n] and [n, n] of a batch of one row."""
 
         def said(means: Tree, shifts: list[Tensor]) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
-            values = _with(self._values, means, plan.variances)
+            values = _with(self._values, means, plan.variances, self._layers)
             noise = Noise(shifts, frozenset(id(values[name]) for name in plan.alone))
             outputs, _ = self.said(values, inputs, noise)
             flat = torch.cat([mean.flatten() for mean in _means(outputs)])
@@ -194,12 +206,26 @@ class _Network:
         return mean, cov
 
 
-def _sources(values: Mapping[str, Value]) -> tuple[Tree, Tree]:
-    """Means and variances of what varies independently."""
+def _apart(value: Value) -> Value:
+    """A correlated weight by the variances of its entries, which slopes alone read."""
+    return MeanVar(value.mean, value.std.square().to(value.mean)) if isinstance(value, CorrelatedWeight) else value
+
+
+def _sources(values: Mapping[str, Value], layers: Mapping[str, Layer]) -> tuple[Tree, Tree]:
+    """Means and variances of what varies independently.
+
+    Args:
+        layers: of weights that are correlated, by name.
+    """
     means: Tree = {}
     variances: Tree = {}
     for name, value in values.items():
-        if isinstance(value, FactoredWeight):
+        if name in layers:
+            if split(value)[0].ndim == 2:
+                like = split(value)[0]
+                means[part_name(name, _NOISE)] = like.new_zeros(layers[name].noise)
+                variances[part_name(name, _NOISE)] = like.new_ones(layers[name].noise)
+        elif isinstance(value, FactoredWeight):
             one, left, right = value.moment, part_name(name, "left"), part_name(name, "right")
             means |= {left: one.left_mean, right: one.right_mean}
             variances |= {left: one.left_std.square(), right: one.right_std.square()}
@@ -208,9 +234,18 @@ def _sources(values: Mapping[str, Value]) -> tuple[Tree, Tree]:
     return means, variances
 
 
-def _with(values: Mapping[str, Value], means: Tree, variances: Tree) -> dict[str, Value]:
+_NOISE = "noise"
+
+
+def _with(values: Mapping[str, Value], means: Tree, variances: Tree, layers: Mapping[str, Layer]) -> dict[str, Value]:
     """The values with these means of their sources."""
     found = dict(values)
+    for name, layer in layers.items():
+        if (z := means.get(part_name(name, _NOISE))) is not None:
+            own = [other for other, one in layers.items() if one is layer and other != name]
+            for other, shift in zip([name, *own], layer.shift(z, split(values[name])[0].shape[1])):
+                mean, var = split(values[other])
+                found[other] = MeanVar(mean + shift.to(mean), var)  # type: ignore[union-attr, arg-type]
     for name, value in values.items():
         if name in means:
             found[name] = MeanVar(means[name], variances[name])

@@ -15,8 +15,11 @@ from torch.export.graph_signature import InputKind
 
 from posterity.errors import CompatibilityError
 from posterity.posterior.factor_moments import FactoredNormal
+from posterity.posterior.layer_moments import Layer
 from posterity.prediction.propagation import rules  # noqa: F401  (fills the table)
+from posterity.prediction.propagation.correlated import CorrelatedOutput, CorrelatedWeight
 from posterity.prediction.propagation.factored import FactoredWeight
+from posterity.prediction.propagation.joint import Joint
 from posterity.prediction.propagation.rank_one import RankOneWeight
 from posterity.prediction.propagation.run import Pass, inside, outputs_scaled, running
 from posterity.prediction.propagation.table import IN_PLACE, RULES
@@ -40,6 +43,10 @@ class Graph(nn.Module):
         super().__init__()
         self._graph, self._settings = program.graph_module, settings
         self._own: set[str] = set()  # names of the graph's inputs that are not the user's
+        self._layers: dict[
+            str, tuple[str, type[Layer]]
+        ] = {}  # of each correlated one, the name that its layer is kept by
+        keepers: dict[int, str] = {}
         held = {**program.state_dict, **program.constants}
         multiplied = {node.name for node in program.graph.nodes if any(_multiplies(user) for user in node.users)}
         for spec in program.graph_signature.input_specs:
@@ -51,8 +58,20 @@ class Graph(nn.Module):
             if isinstance(value, MeanVar | Tensor):
                 for part, leaf in _parts(value, multiplied=name in multiplied).items():
                     self.register_buffer(_buffer(name, part), leaf.detach().contiguous())
+            if isinstance(value, CorrelatedWeight):
+                keeper = keepers.setdefault(id(value.layer), name)
+                self._layers[name] = keeper, type(value.layer)
+                for part, leaf in value.layer._asdict().items() if keeper == name else ():
+                    self.register_buffer(_buffer(name, f"layer_{part}"), leaf)
 
-    def _value(self, name: str) -> Value:
+    def _layer(self, name: str) -> Layer:
+        keeper, kind = self._layers[name]
+        return kind(*(getattr(self, _buffer(keeper, f"layer_{part}")) for part in kind._fields))
+
+    def _value(self, name: str, layers: dict[str, Layer]) -> Value:
+        if name in self._layers:
+            layer = layers.setdefault(self._layers[name][0], self._layer(name))
+            return CorrelatedWeight(getattr(self, _buffer(name, "mean")), getattr(self, _buffer(name, "std")), layer)
         held = {part: leaf for part in _PARTS if (leaf := getattr(self, _buffer(name, part), None)) is not None}
         if "row" in held:
             return RankOneWeight(**held)
@@ -63,13 +82,21 @@ class Graph(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Means and variances, [rows, ...] each, of what the network says of `inputs`."""
+        return self.moments(*inputs)[:2]
+
+    def moments(self, *inputs: Any) -> Any:
+        """Also the covariance of its outputs, [rows, outputs, outputs], where it is known."""
         given = iter(inputs)
         names = [node.name for node in self._graph.graph.nodes if node.op == "placeholder"]
-        leaves = [self._value(name) if name in self._own else next(given) for name in names]
+        layers: dict[str, Layer] = {}
+        leaves = [self._value(name, layers) if name in self._own else next(given) for name in names]
         with running(self._settings.again()):
             found = _Run(self._graph).run(*leaves)
             value = outputs_scaled(found[0] if isinstance(found, tuple | list) and len(found) == 1 else found)
-        return (value.mean, value.var) if isinstance(value, MeanVar) else (value, None)
+            joint = value.joint() if isinstance(value, CorrelatedOutput) else None
+        if isinstance(joint, Joint):
+            return value.mean, value.var, joint.cov
+        return (value.mean, value.var, None) if isinstance(value, MeanVar) else (value, None, None)
 
 
 _FACTORS = ("left_mean", "left_std", "right_mean", "right_std", "base")
@@ -85,6 +112,8 @@ def _parts(value: Value, multiplied: bool) -> dict[str, Tensor]:
     if isinstance(value, FactoredWeight):
         factors = {part: getattr(value.moment, part) for part in _FACTORS}
         return {"mean": value.mean, **{part: leaf for part, leaf in factors.items() if leaf is not None}}
+    if isinstance(value, CorrelatedWeight):
+        return {"mean": value.mean, "std": value.std}
     if isinstance(value, RankOneWeight):
         found = {"mean": value.mean, "row": value.row, "column": value.column}
         return {**found, "square": value.square} if multiplied else found
@@ -135,7 +164,7 @@ class _Run(fx.Interpreter):
                 "rule for it with posterity.prediction.propagation.table.rule"
             )
         if target in IN_PLACE and isinstance(args[0], MeanVar) and isinstance(result, MeanVar):
-            args[0].mean, args[0].var, args[0]._second = result.mean, result.var, None
+            args[0].write(result)
             return args[0]
         return result
 

@@ -4,26 +4,29 @@
 
 The same points for all rows: deterministic, differentiable, exportable as a constant, and seven times closer to the truth
 than as many random draws (10 classes, std 1: total variation 0.006). Outputs count as
-independent, unless their covariance is known: then f_s = m + L z_s, with L L^T the covariance.
+independent, unless their covariance is known: then f_s = m + L z_s, with L L^T the covariance. `Rules.head` takes a closed
+form of the mean probabilities instead (`closed.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from posterity.errors import CompatibilityError
+from posterity.prediction.closed import Closed, NormalLogits
 from posterity.prediction.propagation.joint import Joint, root
 from posterity.prediction.propagation.value import MeanVar, split
 from posterity.problem.likelihoods import Categorical
 from posterity.problem.likelihoods.base import Likelihood
 from posterity.random import Random
 
-__all__ = ["POINTS", "normal_points", "outputs_at_points"]
+__all__ = ["POINTS", "check_head", "normal_points", "outputs_at_points", "said_by"]
 
 POINTS = 64
 
@@ -40,6 +43,39 @@ def normal_points(points: int, outputs: int) -> Tensor:
         z = Random(0).fold("points").normal((points, outputs)).double()
     z = z - z.mean(0)
     return z / z.square().mean(0).sqrt()
+
+
+def check_head(likelihood: Likelihood, head: Literal["points"] | Closed) -> None:
+    """Refuse a head that a likelihood cannot have.
+
+    Raises:
+        CompatibilityError: a closed form of anything but the probabilities of a softmax.
+    """
+    if head != "points" and not isinstance(likelihood, Categorical):
+        raise CompatibilityError(
+            f"Rules(head={head!r}) gives the probabilities of a softmax (categorical), not what {likelihood.name} wants: "
+            'predict with Rules(head="points")'
+        )
+
+
+def said_by(
+    output: Any, likelihood: Likelihood, points: int = POINTS, head: Literal["points"] | Closed = "points"
+) -> Iterator[Any]:
+    """What a reducer takes of an output: one after the other what stands for its draws, or its moments for a closed head.
+
+    Raises:
+        CompatibilityError: as `check_head`.
+    """
+    check_head(likelihood, head)
+    at = partial(outputs_at_points, output, likelihood, points)
+    if head == "points" or not isinstance(output, MeanVar | Joint):
+        return at()
+    if isinstance(output, MeanVar):
+        return iter([NormalLogits(output.mean, output.var, None, head, at)])
+    (mean,) = output.parts
+    classes = mean.shape[1]
+    blocks = output.cov.reshape(len(mean), classes, -1, classes, output.cov.shape[-1] // classes)
+    return iter([NormalLogits(mean, output.var.reshape(mean.shape), blocks.diagonal(dim1=2, dim2=4), head, at)])
 
 
 def outputs_at_points(output: Any, likelihood: Likelihood, points: int = POINTS) -> Iterator[Any]:

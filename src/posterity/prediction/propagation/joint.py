@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Joint", "root"]
+__all__ = ["Joint", "root", "root_by_columns"]
 
 
 class Joint(NamedTuple):
@@ -42,9 +42,27 @@ class Joint(NamedTuple):
 
 def root(cov: Tensor) -> Tensor:
     """[rows, n, n] float64 lower triangular L with L L^T = cov but for 1e-6 of each variance; 0 where there is none."""
+    correlation, std = _correlation(cov)
+    return torch.linalg.cholesky(correlation) * std[:, :, None]
+
+
+def root_by_columns(cov: Tensor) -> Tensor:
+    """`root` in operations that an exported file knows: a column after the other."""
+    correlation, std = _correlation(cov)
+    order = torch.arange(cov.shape[-1], device=cov.device)
+    found = correlation[:, :, :0]
+    for j in range(cov.shape[-1]):
+        column = correlation[:, :, j] - (found * found[:, j : j + 1]).sum(-1)
+        column = torch.where(order >= j, column, 0.0) / column[:, j : j + 1].sqrt()
+        found = torch.cat([found, column.unsqueeze(-1)], -1)
+    return found * std[:, :, None]
+
+
+def _correlation(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, n, n] with something more on its diagonal, and [rows, n] stds, in float64."""
     cov = cov.double()
     std = cov.diagonal(dim1=1, dim2=2).clamp_min(0.0).sqrt()
     scale = std.clamp_min(1e-150)
     correlation = cov / scale[:, :, None] / scale[:, None, :]
     free = torch.diag_embed(torch.where(std > 0.0, 1e-6, 1.0))  # without a variance there is no correlation
-    return torch.linalg.cholesky(correlation + free) * std[:, :, None]
+    return correlation + free, std

@@ -10,17 +10,20 @@ from typing import Any, Literal
 from torch import Tensor
 
 from posterity.errors import CompatibilityError, PosterityWarning
+from posterity.posterior.dense import Dense, Kronecker
 from posterity.posterior.diagonal import Diagonal
 from posterity.posterior.factors import Factors
 from posterity.posterior.mc_dropout import Masked
 from posterity.posterior.mixture import Mixture
-from posterity.posterior.moments import Deterministic, FactoredNormal, Moment, Normal
+from posterity.posterior.moments import Correlated, Deterministic, FactoredNormal, Moment, Normal
 from posterity.posterior.point import Point
 from posterity.posterior.posterior import Posterior
+from posterity.prediction.noisy import Noisy
+from posterity.prediction.propagation.correlated import CorrelatedOutput, CorrelatedWeight
 from posterity.prediction.propagation.covariance import covaried
 from posterity.prediction.propagation.eager import Propagated, followed, unwrapped
 from posterity.prediction.propagation.factored import FactoredWeight
-from posterity.prediction.propagation.head import POINTS, outputs_at_points
+from posterity.prediction.propagation.head import POINTS, check_head, said_by
 from posterity.prediction.propagation.rank_one import RankOneWeight, rank_one_errors, saves
 from posterity.prediction.propagation.run import Pass, outputs_scaled, pass_of, running
 from posterity.prediction.propagation.settings import Propagation
@@ -60,7 +63,10 @@ def components(posterior: Posterior) -> list[Posterior]:
         return list(posterior.components)
     if posterior.finite is not None and posterior.finite <= FEW:
         return [Point(theta) for theta in posterior.draws(None, Random(0))]
-    if not isinstance(posterior, Diagonal | Factors):
+    one_layer = (
+        isinstance(posterior, Dense | Kronecker) and posterior.layer is not None
+    )  # exact, or said where it is not
+    if not (isinstance(posterior, Diagonal | Factors) or one_layer):
         warnings.warn(
             f"propagation takes the weights as independent, and those of a {posterior.kind} posterior are not: compare "
             "with via='draws'",
@@ -87,6 +93,8 @@ def _value(moment: Moment, variance: Literal["full", "rank-one"]) -> Value:
             return kind(mean, std.square())
         case FactoredNormal():
             return FactoredWeight(moment)
+        case Correlated():
+            return CorrelatedWeight(*moment)
     raise CompatibilityError(f"propagation knows no moments of the kind {type(moment).__name__}")
 
 
@@ -121,6 +129,7 @@ def ways(problem: NetworkProblem, posterior: Posterior, points: int | None, sett
     Args:
         points: of all components together, 64 unless given; at least 16 of each.
     """
+    check_head(problem.likelihood, settings.rules.head)
     parts = values_of(posterior, settings)
     return [partial(_said, problem, values, points_of_each(points, len(parts)), settings) for values in parts]
 
@@ -144,9 +153,13 @@ def _said(
     batch: Batch,
     random: Random | None,
 ) -> list[tuple[Any, Tree]]:
+    if isinstance(batch.inputs, Noisy):
+        mean, std = batch.inputs
+        batch = batch._replace(inputs=Propagated(MeanVar(mean, std.square())))
     output = propagate(problem, values, batch, pass_of(settings))
     parameters = likelihood_parameters(values)
-    return [(one, parameters) for one in outputs_at_points(output, problem.likelihood, points)]
+    said = said_by(output, problem.likelihood, points, settings.rules.head)
+    return [(one, parameters) for one in said]
 
 
 def propagate(problem: NetworkProblem, values: dict[str, Value], inputs: Any, one: Pass | None = None) -> Any:
@@ -157,7 +170,8 @@ def propagate(problem: NetworkProblem, values: dict[str, Value], inputs: Any, on
         one: settings and sites of this pass.
 
     Returns:
-        A value, or the tuple of them that the likelihood reads; with `Rules(covariance=True)` a `Joint`.
+        A value, or the tuple of them that the likelihood reads; a `Joint` with `Rules(covariance=True)`, and of a correlated
+        layer that comes last.
 
     Raises:
         CompatibilityError: an operation without a rule; see `covaried` for those of a covariance.
@@ -166,4 +180,5 @@ def propagate(problem: NetworkProblem, values: dict[str, Value], inputs: Any, on
         return covaried(problem, values, inputs, one)
     theta: Tree = {name: Propagated(leaf) if isinstance(leaf, MeanVar) else leaf for name, leaf in values.items()}
     with running(one or Pass()), followed(problem.network.module):
-        return outputs_scaled(unwrapped(problem.outputs(theta, inputs)))
+        found = outputs_scaled(unwrapped(problem.outputs(theta, inputs)))
+        return found.joint() if isinstance(found, CorrelatedOutput) else found

@@ -120,7 +120,7 @@ def at_site(x: Value) -> Value:
 def scaled(x: Value, key: str) -> Value:
     """x with its variance scaled by what the pass has for this key."""
     scale = current().scales.get(key)
-    return MeanVar(x.mean, x.var * scale) if isinstance(x, MeanVar) and scale is not None else x
+    return x.times(scale) if isinstance(x, MeanVar) and scale is not None else x
 
 
 def outputs_scaled(output: Any) -> Any:

@@ -17,25 +17,29 @@ class Rules:
 
     Args:
         accuracy: of the moments of activations.
-        attention: "mean" takes attention weights at their mean; "logits" adds what the variance of their logits does, which
-            counts noise that all keys share too often.
+        attention: expected weights, and what the noise of their "logits" does to the outputs; "expected" weights alone; or
+            those at the "mean" of the logits, the cheapest.
         pooling: correlation in [0, 1] of the positions that a pooling averages.
         activations: "moments", or "slope" for the delta method: f(m), f'(m)^2 v.
-        norms: by the "expected" square, or at the "mean": that of the means alone.
+        norms: by the "expected" square; to "second-order", for rows that one feature dominates; or at the "mean": the square
+            of the means alone.
         variance: of matrices and kernels, "full"; or "rank-one", a product of rows and columns (`rank_one.py`), for two
             products instead of three. What it errs by on a posterior is said where it is above 0.1.
         unknown: an operation without a rule is an "error", or goes by draws of its inputs ("draws", `sampled.py`).
+        head: from moments of logits to probabilities (categorical): "points" laid on them; MacKay's "probit", class by
+            class; or to "second-order" of their variance (`closed.py`). What is epistemic is that of the points in each.
         covariance: of all outputs of a row, through all that its features, positions and branches share (`covariance.py`),
             at the cost of a backward pass per output; for at most `covariance_outputs` of them.
     """
 
     accuracy: Accuracy = "exact"
-    attention: Literal["mean", "logits"] = "mean"
+    attention: Literal["logits", "expected", "mean"] = "logits"
     pooling: float = 0.0
     activations: Literal["moments", "slope"] = "moments"
-    norms: Literal["expected", "mean"] = "expected"
+    norms: Literal["expected", "second-order", "mean"] = "expected"
     variance: Literal["full", "rank-one"] = "full"
     unknown: Literal["error", "draws"] = "error"
+    head: Literal["points", "probit", "second-order"] = "points"
     covariance: bool = False
     covariance_outputs: int = 64
 
@@ -49,11 +53,12 @@ class Rules:
 
 _ALLOWED = {
     "accuracy": ("fast", "exact"),
-    "attention": ("mean", "logits"),
+    "attention": ("logits", "expected", "mean"),
     "activations": ("moments", "slope"),
-    "norms": ("expected", "mean"),
+    "norms": ("expected", "second-order", "mean"),
     "variance": ("full", "rank-one"),
     "unknown": ("error", "draws"),
+    "head": ("points", "probit", "second-order"),
 }
 
 

@@ -76,6 +76,14 @@ class MeanVar:
         mean, var = self.mean, self._var
         return Later(lambda: mean.square() + var())
 
+    def times(self, scale: Tensor | float) -> MeanVar:
+        """With so many times the variance."""
+        return MeanVar(self.mean, self.var * scale)
+
+    def write(self, value: MeanVar) -> None:
+        """Become another value, as an in-place operation's target does."""
+        self.mean, self.var, self._second = value.mean, value.var, None
+
     def rows(self, parts: int, i: int) -> MeanVar:
         """Part i of so many equal ones along the first axis; its squares are part of these."""
         return MeanVar(*(leaf.chunk(parts)[i] for leaf in (self.mean, self.var, self.second)))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posterity.prediction.propagation.activations import elementwise, square
 from posterity.prediction.propagation.rules.activation import by_moments
+from posterity.prediction.propagation.rules.logits import carried
 from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import RULES, rule
 from posterity.prediction.propagation.value import MeanVar, Value, join, split, spread, total
@@ -37,12 +38,13 @@ def _sum(x: Any, y: Any, scale: float) -> Value:
 
 @rule("add", "__add__", "__radd__", "__iadd__")
 def add(input: Any, other: Any, *, alpha: float = 1.0) -> Value:
-    return _sum(input, other, alpha)
+    found = carried(_sum(input, other, alpha), input)
+    return carried(found, other, alpha)
 
 
 @rule("sub", "subtract", "__sub__", "__isub__")
 def sub(input: Any, other: Any, *, alpha: float = 1.0) -> Value:
-    return _sum(input, other, -alpha)
+    return carried(_sum(input, other, -alpha), input)
 
 
 @rule("rsub", "__rsub__")
@@ -67,7 +69,7 @@ def mul(input: Any, other: Any) -> Value:
     noise = current().noise
     if noise is not None and var is not None and factor_var is not None:
         found = noise.added(found, var * factor_var)
-    return join(found, total(first, second))
+    return carried(carried(join(found, total(first, second)), input, other), other, input)
 
 
 @rule("div", "divide", "true_divide", "__truediv__", "__itruediv__")
@@ -76,7 +78,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Value:
         return NotImplemented
     if not spread(other):
         mean, var = split(input)
-        return join(mean / other, None if var is None else var / (other * other))
+        return carried(join(mean / other, None if var is None else var / (other * other)), input, 1 / other)
     return mul(reciprocal(other), input)
 
 

@@ -1,8 +1,8 @@
-"""Attention: weights A = softmax(L), outputs o = A v.
+"""Attention: weights A = softmax(L), outputs o = A v, var o = A^2 v_v.
 
-weights at their mean     var o = A^2 v_v
-variance of the logits    vL = scale^2 (q^2 v_k + v_q (k^2 + v_k)),  B = A^2 vL,
-                          var o += B v^2 - 2 o (B v) + o^2 sum B          the delta rule of independent logits, centred by o
+"mean"        the weights of the mean logits
+"expected"    A (1 + w / 2), normalised: E softmax to second order, w the noise that the keys do not share (`logits.py`)
+"logits"      and var o += A^2 w (v - o)^2, the delta rule of independent logits
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posterity.prediction.propagation.rules.logits import Logits
 from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import rule
 from posterity.prediction.propagation.value import Later, MeanVar, Value, each, join, mean_of, split, total
@@ -23,15 +24,11 @@ __all__ = ["Attention", "each", "mixed"]
 class Attention(MeanVar):
     """Weights that sum to 1, and the variance of their logits; as plain values they have that of the delta rule."""
 
-    __slots__ = ("logit_later",)
+    __slots__ = ("logit_var",)
 
-    def __init__(self, mean: Tensor, logit_var: Tensor | Later, dim: int = -1) -> None:
-        self.logit_later = logit_var if isinstance(logit_var, Later) else Later(lambda: logit_var)
-        super().__init__(mean, Later(lambda: _of_weights(mean, self.logit_later(), dim)))
-
-    @property
-    def logit_var(self) -> Tensor:
-        return self.logit_later()
+    def __init__(self, mean: Tensor, logit_var: Later, dim: int = -1) -> None:
+        self.logit_var = logit_var
+        super().__init__(mean, Later(lambda: _of_weights(mean, logit_var(), dim)))
 
 
 def _of_weights(mean: Tensor, logit_var: Tensor, dim: int) -> Tensor:
@@ -42,8 +39,30 @@ def _of_weights(mean: Tensor, logit_var: Tensor, dim: int) -> Tensor:
 @rule("softmax", "_softmax")
 def softmax(input: MeanVar, dim: int = -1, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:
     dtype = next((one for one in args if isinstance(one, torch.dtype)), dtype)
+    if isinstance(input, Logits) and dim in (-1, input.mean.ndim - 1):
+        mean, apart = expected(input, dtype)
+        if apart is not None:
+            return Attention(mean, Later(lambda: apart))
     mean, var = torch.softmax(input.mean, dim, dtype=dtype), input.later
     return Attention(mean, Later(lambda: var().to(mean.dtype)), dim)
+
+
+def expected(
+    logits: Logits, dtype: torch.dtype | None = None, seen: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Attention weights, and w where the rules take it in.
+
+    Args:
+        seen: which keys a query may attend to; one without any attends to nothing.
+    """
+
+    def weights_of(one: Tensor) -> Tensor:
+        weights = torch.softmax(one, -1, dtype=dtype)
+        return weights if seen is None else weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+
+    weights = weights_of(logits.mean)
+    apart = None if current().rules.attention == "mean" else logits.apart(weights)
+    return (weights, None) if apart is None else (weights_of(logits.mean + torch.log1p(apart / 2)), apart)
 
 
 @rule("log_softmax", "_log_softmax")
@@ -59,15 +78,15 @@ def mixed(weights: Value, values: Value) -> Value | None:
     """A v of attention weights; nothing for other products."""
     if not isinstance(weights, Attention):
         return None
-    return _outputs(weights.mean, weights.logit_later, values)
+    return _outputs(weights.mean, weights.logit_var, values)
 
 
-def _outputs(weights: Tensor, logit_var: Later | None, values: Value) -> Value:
+def _outputs(weights: Tensor, logit_var: Later, values: Value) -> Value:
     v, var = split(values)
     out = weights @ v
     squares = weights.square()
     own = None if var is None else squares @ var
-    if logit_var is None or current().rules.attention == "mean":
+    if current().rules.attention != "logits":
         return join(out, own)
     b = squares * logit_var()
     shared = b @ v.square() - 2 * out * (b @ v) + out.square() * b.sum(-1, keepdim=True)
@@ -87,26 +106,19 @@ def scaled_dot_product_attention(
 ) -> Value:
     if dropout_p:
         return NotImplemented
-    mask, mask_var = (None, None) if attn_mask is None else split(attn_mask)
+    mask = None if attn_mask is None else mean_of(attn_mask)
     if enable_gqa:
         groups = mean_of(query).shape[-3] // mean_of(key).shape[-3]
         key, value = (each(one, lambda leaf: leaf.repeat_interleave(groups, -3)) for one in (key, value))
     q, k = mean_of(query), mean_of(key)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    logits = q @ k.mT * scale
+    mean = q @ k.mT * scale
     if is_causal:
-        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
-    if mask is not None and mask.dtype == torch.bool:
-        logits = logits.masked_fill(~mask, -math.inf)
+        mask = torch.ones(mean.shape[-2:], dtype=torch.bool, device=mean.device).tril()
+    seen = mask if mask is not None and mask.dtype == torch.bool else None
+    if seen is not None:
+        mean = mean.masked_fill(~seen, -math.inf)
     elif mask is not None:
-        logits = logits + mask
-    weights = torch.softmax(logits, -1)
-    if mask is not None and mask.dtype == torch.bool:  # a query without any key attends to nothing
-        weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
-    logit_var = None
-    if current().rules.attention == "logits":
-        q_var, k_var = split(query)[1], split(key)[1]
-        second = k.square() if k_var is None else k.square() + k_var
-        parts = total(None if q_var is None else q_var @ second.mT, None if k_var is None else q.square() @ k_var.mT)
-        logit_var = total(None if parts is None else scale**2 * parts, mask_var)
-    return _outputs(weights, None if logit_var is None else Later(lambda: logit_var), value)
+        mean = mean + mask
+    weights, apart = expected(Logits(mean, Later(lambda: torch.zeros_like(mean)), query, key, scale), seen=seen)
+    return _outputs(weights, Later(lambda: torch.zeros_like(weights) if apart is None else apart), value)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posterity.prediction.propagation.correlated import CorrelatedWeight
 from posterity.prediction.propagation.factored import FactoredWeight
 from posterity.prediction.propagation.rank_one import RankOneWeight
 from posterity.prediction.propagation.rules.arithmetic import add
 from posterity.prediction.propagation.rules.attention import mixed
+from posterity.prediction.propagation.rules.logits import carried, logits_of
 from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import RULES, mirrored, rule
 from posterity.prediction.propagation.value import Later, MeanVar, Value, join, mean_of, split, total
@@ -75,6 +77,8 @@ def linear(input: Value, weight: Value, bias: Value | None = None) -> Value:
         return _biased(weight.product(input, F.linear, torch.matmul, F.linear), bias)
     if isinstance(weight, RankOneWeight) and noise is None:
         return weight.product(input, F.linear, _shared, bias)
+    if isinstance(weight, CorrelatedWeight) and noise is None and (found := weight.product(input, bias)) is not None:
+        return found
     return bilinear(F.linear, input, weight, bias)
 
 
@@ -85,7 +89,7 @@ def matmul(input: Value, other: Value) -> Value:
         return found
     if isinstance(other, RankOneWeight) and other.mean.ndim == 2 and current().noise is None:
         return other.turned().product(input, F.linear, _shared, None)
-    return bilinear(torch.matmul, input, other)
+    return logits_of(input, other, bilinear(torch.matmul, input, other))
 
 
 RULES[Tensor.__rmatmul__] = lambda input, other: matmul(other, input)
@@ -100,7 +104,7 @@ def addmm(input: Value, first: Value, second: Value, *, beta: float = 1, alpha: 
 def times(x: Value, factor: float) -> Value:
     """x times a number."""
     mean, var = split(x)
-    return x if factor == 1 else join(factor * mean, None if var is None else factor**2 * var)
+    return x if factor == 1 else carried(join(factor * mean, None if var is None else factor**2 * var), x, factor)
 
 
 @rule("outer", "ger")

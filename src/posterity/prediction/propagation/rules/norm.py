@@ -4,7 +4,13 @@
     mean  c / sqrt(E s^2 + eps)
     var   ((1 - 2/D) v + mean(v) / D) / (E s^2 + eps)
 
-then scale and shift. A batch normalisation in evaluation mode is affine, and exact.
+then scale and shift. To second order, which rows that one feature dominates need, S = E s^2 + eps varies with the features:
+
+    P = (4 mean(c^2 v) + 2 mean(v^2)) / D   Var s^2,           q = 2 (c v - mean(c v)) / D     Cov(x, s^2)
+    mean  (c (1 + 3 P / 8 S^2) - q / 2 S) / sqrt(S)
+    var   ((1 - 2/D) v + mean(v) / D - c q / S + c^2 P / 4 S^2) / S
+
+A batch normalisation in evaluation mode is affine, and exact.
 """
 
 from __future__ import annotations
@@ -34,10 +40,24 @@ def _normalised(x: Value, dims: tuple[int, ...], eps: float, centred: bool = Tru
         return c * torch.rsqrt(power + eps)
     average = var.mean(dims, keepdim=True)
     lost = 1 / size if centred else 0.0
-    if current().rules.norms == "expected":
+    rule = current().rules.norms
+    if rule != "mean":
         power = power + (1 - lost) * average
-    inverse = torch.rsqrt(power + eps)
-    return join(c * inverse, ((1 - 2 * lost) * var + lost * average) * inverse.square())
+    power = power + eps
+    own = (1 - 2 * lost) * var + lost * average
+    if rule == "second-order":
+        c, own = _second_order(c, own, var, power, dims, size, centred)
+    return join(c * torch.rsqrt(power), own / power)
+
+
+def _second_order(
+    c: Tensor, own: Tensor, var: Tensor, power: Tensor, dims: tuple[int, ...], size: int, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """The numerators of mean and variance."""
+    of_power = (4 * (c.square() * var).mean(dims, keepdim=True) + 2 * var.square().mean(dims, keepdim=True)) / size
+    shared = c * var - (c * var).mean(dims, keepdim=True) if centred else c * var
+    ratio, pull = of_power / power.square(), 2 * shared / (size * power)
+    return c * (1 + 3 * ratio / 8) - pull / 2, (own - c * pull + c.square() * ratio / 4).clamp_min(0.0)
 
 
 def _affine(x: Value, weight: Value | None, bias: Value | None) -> Value:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.prediction.propagation.rules.attention import Attention
+from posterity.prediction.propagation.rules.logits import carried
 from posterity.prediction.propagation.table import RULES, mirrored, rule
 from posterity.prediction.propagation.value import Later, MeanVar, Value, dense, join, split, spread
 
@@ -50,10 +51,11 @@ def moved(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(mean, Tensor):
             return tuple(join(m, v) for m, v in zip(mean, function(x.var, *args, **kwargs)))
         if isinstance(x, Attention) and _keeps_rows(function, x.mean, mean):
-            logit_var = x.logit_later
+            logit_var = x.logit_var
             return Attention(mean, Later(lambda: function(logit_var(), *args, **kwargs)))
         var = x.later
-        return MeanVar(mean, Later(lambda: function(var(), *args, **kwargs)))
+        found = MeanVar(mean, Later(lambda: function(var(), *args, **kwargs)))
+        return carried(found, x) if _keeps(function) and mean.shape == x.mean.shape else found
 
     return apply
 
@@ -65,8 +67,12 @@ for _name in ("T", "mT", "H", "mH"):
 
 def _keeps_rows(function: Any, before: Tensor, after: Tensor) -> bool:
     """Whether the last axis is still what it was."""
-    name = str(getattr(function, "__name__", function)).partition(".")[0].removeprefix("aten::")
-    return name in _KEEPS and before.shape[-1] == after.shape[-1]
+    return _keeps(function) and before.shape[-1] == after.shape[-1]
+
+
+def _keeps(function: Any) -> bool:
+    """Whether the elements stay in their order."""
+    return str(getattr(function, "__name__", function)).partition(".")[0].removeprefix("aten::") in _KEEPS
 
 
 @mirrored("cat", "concat", "concatenate", "stack", "hstack", "vstack")
@@ -106,7 +112,7 @@ def masked_fill(input: Value, mask: Tensor, value: Any) -> Value:
     mean, var = dense(input)
     if isinstance(value, MeanVar):
         return NotImplemented
-    return join(mean.masked_fill(mask, value), var.masked_fill(mask, 0.0))
+    return carried(join(mean.masked_fill(mask, value), var.masked_fill(mask, 0.0)), input)
 
 
 @rule("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")
