@@ -4,8 +4,8 @@
 
 m are the propagated means, as functions of the means w of the weights; the variances that they contain are held constant, so
 that by Stein's lemma their slopes are the expected slopes of the network. s are the variances of the weights, or of the
-entries of both factors of a low-rank weight, or of the normals behind a layer whose weights are correlated. v is what
-appears at a place e beyond these slopes, independent of all else:
+entries of both factors of a low-rank weight, or of the normals behind a layer whose weights are correlated, or of noisy
+inputs. v is what appears at a place e beyond these slopes, independent of all else:
 Var f(X) - (d E f / d mean)^2 Var X at an activation, Var x Var W at a product. Every correlation is there to first order.
 
 A weight that one product reads at one position (a perceptron's) is independent noise at the outputs of that product: the
@@ -31,7 +31,7 @@ from posterity.prediction.propagation.noise import Noise
 from posterity.prediction.propagation.run import OUTPUTS, Pass, running
 from posterity.prediction.propagation.value import MeanVar, Value, held, split
 from posterity.problem.batches import Batch
-from posterity.problem.carrier import Carrier, part_name
+from posterity.problem.carrier import part_name
 from posterity.problem.problem import NetworkProblem
 from posterity.tree import Tree
 
@@ -50,7 +50,7 @@ def covaried(problem: NetworkProblem, values: Mapping[str, Value], inputs: Any, 
 
     Raises:
         CompatibilityError: more outputs than `Rules.covariance_outputs`; scales of sites, which belong to variances that
-            were taken as independent; inputs with a variance; an operation without a rule.
+            were taken as independent; an operation without a rule.
     """
     if set(one.scales) - {OUTPUTS}:
         raise CompatibilityError(
@@ -58,17 +58,19 @@ def covaried(problem: NetworkProblem, values: Mapping[str, Value], inputs: Any, 
             "again with Rules(covariance=True), which fits the temperature alone, or predict without it"
         )
     leaves, spec = pytree.tree_flatten(inputs.inputs if isinstance(inputs, Batch) else inputs)
-    if any(isinstance(leaf, Carrier) for leaf in leaves):
-        raise CompatibilityError(
-            "inputs with a variance (input_std) have no covariance of the outputs yet: predict with Rules(covariance=False)"
-        )
+    noisy = isinstance(leaves[0], Propagated)  # the only inputs, then
+    if noisy:
+        leaves = list(split(leaves[0].value))
     with torch.inference_mode(False), torch.no_grad():  # slopes of what was made in inference mode do not exist
         leaves = [leaf.to(problem.network.device).clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         rows = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         dims = tuple(0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == rows else None for leaf in leaves)
 
         def batch_of(own: Sequence[Any]) -> Any:
-            return pytree.tree_unflatten([one if d is None else one.unsqueeze(0) for one, d in zip(own, dims)], spec)
+            return together_of([one if d is None else one.unsqueeze(0) for one, d in zip(own, dims)])
+
+        def together_of(own: Sequence[Any]) -> Any:
+            return pytree.tree_unflatten([Propagated(MeanVar(*own))] if noisy else own, spec)
 
         def row(i: int) -> Any:
             return batch_of([leaf if dim is None else leaf[i] for leaf, dim in zip(leaves, dims)])
@@ -76,7 +78,7 @@ def covaried(problem: NetworkProblem, values: Mapping[str, Value], inputs: Any, 
         network = _Network(problem, values, one)
         plan = network.plan(row(0))
         if plan is None:
-            return network.said(values, pytree.tree_unflatten(leaves, spec), None)[0]
+            return network.said(values, together_of(leaves), None)[0]
         try:
             together = torch.vmap(
                 lambda *own: network.moments(plan, batch_of(own)), dims, chunk_size=max(1, memory // plan.bytes)
@@ -186,24 +188,43 @@ class _Network:
     def moments(self, plan: _Plan, inputs: Any) -> tuple[Tensor, Tensor]:
         """[n] and [n, n] of a batch of one row."""
 
-        def said(means: Tree, shifts: list[Tensor]) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
+        own = _noisy(inputs)
+        given = {} if own is None else {INPUTS: own.mean}
+
+        def said(means: Tree, shifts: list[Tensor], given: Tree) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
             values = _with(self._values, means, plan.variances, self._layers)
             noise = Noise(shifts, frozenset(id(values[name]) for name in plan.alone))
-            outputs, _ = self.said(values, inputs, noise)
+            at = inputs if own is None else _noisy_at(inputs, MeanVar(given[INPUTS], own.var))
+            outputs, _ = self.said(values, at, noise)
             flat = torch.cat([mean.flatten() for mean in _means(outputs)])
             return flat, (flat.detach(), noise.variances)
 
         like = next(iter(self._problem.network.trainable.values()))
         zeros = [like.new_zeros(shape) for shape in plan.places]
-        slopes, (mean, variances) = torch.func.jacrev(said, argnums=(0, 1), has_aux=True)(plan.means, zeros)
+        slopes, (mean, variances) = torch.func.jacrev(said, argnums=(0, 1, 2), has_aux=True)(plan.means, zeros, given)
         cov = mean.new_zeros(len(mean), len(mean))
         for slope, variance in [
             *((slopes[0][name], plan.variances[name]) for name in plan.means),
             *zip(slopes[1], variances),
+            *((slopes[2][name], own.var) for name in given if own is not None),
         ]:
             slope = slope.flatten(1)
             cov = cov + (slope * variance.flatten()) @ slope.mT
         return mean, cov
+
+
+INPUTS = "inputs"
+
+
+def _noisy(inputs: Any) -> MeanVar | None:
+    """The inputs' value, where they have noise."""
+    own = inputs.inputs if isinstance(inputs, Batch) else inputs
+    return own.value if isinstance(own, Propagated) else None
+
+
+def _noisy_at(inputs: Any, value: MeanVar) -> Any:
+    """The same with another value."""
+    return inputs._replace(inputs=Propagated(value)) if isinstance(inputs, Batch) else Propagated(value)
 
 
 def _apart(value: Value) -> Value:
