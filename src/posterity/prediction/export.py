@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posterity.errors import CompatibilityError
 from posterity.posterior.posterior import Posterior
 from posterity.prediction.propagation.graph import Graph, graph_of
-from posterity.prediction.propagation.head import check_head, normal_points
+from posterity.prediction.propagation.head import axis_of, check_head, normal_points
 from posterity.prediction.propagation.joint import root_by_columns
 from posterity.prediction.propagation.propagate import likelihood_parameters, points_of_each, values_of
 from posterity.prediction.propagation.run import pass_of
@@ -32,12 +32,17 @@ TOLERANCE = 1e-5  # of every output, relative to the largest where that is above
 
 
 class Exported(nn.Module):
-    """Inputs, tensors in a row, to the named tensors of `said`."""
+    """Inputs, tensors in a row, to the named tensors of `said`.
+
+    Args:
+        axis: of outputs [rows, ...], that which the points are laid along; None where a row has one number.
+    """
 
     def __init__(
-        self, graphs: list[Graph], points: Tensor | None, head: SaidClasses | SaidClosed | SaidNumbers
+        self, graphs: list[Graph], points: Tensor | None, axis: int | None, head: SaidClasses | SaidClosed | SaidNumbers
     ) -> None:
         super().__init__()
+        self.axis = axis
         self.graphs, self.head = nn.ModuleList(graphs), head
         self.names = list(head.names)
         self.points: Tensor | None
@@ -55,8 +60,8 @@ class Exported(nn.Module):
         if cov is not None:
             shifts = root_by_columns(cov) @ self.points.double().mT
             return mean + shifts.permute(2, 0, 1).to(mean.dtype)
-        shape = (len(self.points), *[1] * (mean.ndim - 1), self.points.shape[1])
-        return mean + var.sqrt() * self.points.reshape(shape)
+        sizes = [self.points.shape[1] if axis == self.axis else 1 for axis in range(mean.ndim)]
+        return mean + var.sqrt() * self.points.reshape(-1, *sizes)
 
 
 def exported(
@@ -91,13 +96,14 @@ def exported(
     inputs = (*args, *kwargs.values())
     names = [*(f"x{i}" if len(args) > 1 else "x" for i in range(len(args))), *kwargs]
     graphs = [graph_of(network, one, example, pass_of(settings)) for one in values]
-    parameters = likelihood_parameters(values[0])
-    points = None
+    parameters = [likelihood_parameters(one) for one in values]
+    points = axis = None
     if via == "propagation":
         with torch.no_grad():
-            width = graphs[0](*inputs)[0].shape[-1]
-        points = normal_points(points_of_each(draws, len(graphs)), width).float()
-    return Exported(graphs, points, said(problem.likelihood, parameters, temperature, head)), inputs, names
+            shape = graphs[0](*inputs)[0].shape
+        axis = None if len(shape) == 1 else axis_of(problem.likelihood) % len(shape)
+        points = normal_points(points_of_each(draws, len(graphs)), 1 if axis is None else shape[axis]).float()
+    return Exported(graphs, points, axis, said(problem.likelihood, parameters, temperature, head)), inputs, names
 
 
 def write_onnx(

@@ -26,7 +26,7 @@ from posterity.problem.likelihoods import Categorical
 from posterity.problem.likelihoods.base import Likelihood
 from posterity.random import Random
 
-__all__ = ["POINTS", "check_head", "normal_points", "outputs_at_points", "said_by"]
+__all__ = ["POINTS", "axis_of", "check_head", "normal_points", "outputs_at_points", "said_by"]
 
 POINTS = 64
 
@@ -78,6 +78,11 @@ def said_by(
     return iter([NormalLogits(mean, output.var.reshape(mean.shape), blocks.diagonal(dim1=2, dim2=4), head, at)])
 
 
+def axis_of(likelihood: Likelihood) -> int:
+    """Of outputs [rows, ...], that along which the coordinates of a point are laid."""
+    return 1 if isinstance(likelihood, Categorical) else -1
+
+
 def outputs_at_points(output: Any, likelihood: Likelihood, points: int = POINTS) -> Iterator[Any]:
     """What stands for the draws of an output; only itself where it has no variance.
 
@@ -92,7 +97,7 @@ def outputs_at_points(output: Any, likelihood: Likelihood, points: int = POINTS)
     if not any(isinstance(part, MeanVar) for part in parts):
         yield output
         return
-    axis = 1 if isinstance(likelihood, Categorical) else -1
+    axis = axis_of(likelihood)
     ends = [0]
     shifts = []
     for part in parts:
