@@ -47,7 +47,7 @@ LIMITS = {
 
 NAMES = ("std_ratio", "std_ratio_spread", "variation", "time", "draws")
 
-SEEDS, DRAWS, EPOCHS = (0, 1, 2), 1000, 60
+SEEDS, DRAWS = (0, 1, 2), 1000
 FITTED, ROWS, NOISE = 1200, 200, 2.0
 
 
@@ -77,18 +77,21 @@ def perceptron() -> nn.Module:
     )  # fmt: skip
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Algorithm]]] = {
-    "cnn": (cnn, lambda: IVON(learning_rate=Cosine(0.3))),
-    "low_rank": (perceptron, lambda: LowRankVI(8)),
-    "encoder": (Encoder, lambda: IVON(learning_rate=Cosine(0.1))),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Algorithm], int]] = {  # with the epochs of each
+    "cnn": (cnn, lambda: IVON(learning_rate=Cosine(0.3)), 60),
+    "low_rank": (perceptron, lambda: LowRankVI(8), 60),
+    "encoder": (Encoder, lambda: IVON(learning_rate=Cosine(0.03)), 180),
 }
 
 
 def cells(quick: bool, peers: bool) -> Mapping[str, Cell]:
     """A cell per network and seed."""
-    options = (2, 50) if quick else (EPOCHS, DRAWS)
-    seeds = SEEDS[:1] if quick else SEEDS
-    return {f"{name}, seed {seed}": partial(_measured, name, seed, *options) for name in NETWORKS for seed in seeds}
+    draws, seeds = (50, SEEDS[:1]) if quick else (DRAWS, SEEDS)
+    return {
+        f"{name}, seed {seed}": partial(_measured, name, seed, 2 if quick else epochs, draws)
+        for name, (_, _, epochs) in NETWORKS.items()
+        for seed in seeds
+    }
 
 
 @cache
@@ -104,7 +107,7 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def _measured(name: str, seed: int, epochs: int, draws: int) -> list[Row]:
-    make, method = NETWORKS[name]
+    make, method, _ = NETWORKS[name]
     x, y = _digits()
     with Random(seed).fold(name).forked():
         network = make()

@@ -10,6 +10,7 @@ from posterity.prediction.propagation.activations.hardswish import hardswish
 from posterity.prediction.propagation.activations.kinked import abs, leaky_relu, relu
 from posterity.prediction.propagation.activations.logistic import sigmoid, tanh
 from posterity.prediction.propagation.activations.moments import Accuracy, Moments
+from posterity.prediction.propagation.activations.positive import log, power
 from posterity.prediction.propagation.activations.powers import exp, square
 from posterity.prediction.propagation.activations.quadrature import elementwise
 from posterity.prediction.propagation.activations.soft import silu, softplus
@@ -27,6 +28,8 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "leaky_relu",
+    "log",
+    "power",
     "relu",
     "sigmoid",
     "silu",

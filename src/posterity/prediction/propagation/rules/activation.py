@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -158,7 +159,42 @@ def absolute(input: MeanVar) -> Value:
     return by_moments(activations.abs, input)
 
 
-@mirrored("log", "log1p", "log2", "log10", "sqrt", "rsqrt", "expm1", "erf", "erfc", "sin", "cos", "tan", "atan", "exp2")
+@rule("log")
+def log(input: MeanVar) -> Value:
+    return by_moments(activations.log, input)
+
+
+@rule("log1p")
+def log1p(input: MeanVar) -> Value:
+    return by_moments(lambda mean, var: activations.log(1 + mean, var), input)
+
+
+@rule("log2")
+def log2(input: MeanVar) -> Value:
+    return _logarithm(input, 2.0)
+
+
+@rule("log10")
+def log10(input: MeanVar) -> Value:
+    return _logarithm(input, 10.0)
+
+
+def _logarithm(input: MeanVar, base: float) -> Value:
+    found, unit = log(input), math.log(base)
+    return MeanVar(found.mean / unit, found.var / unit**2) if isinstance(found, MeanVar) else found
+
+
+@rule("sqrt")
+def sqrt(input: MeanVar) -> Value:
+    return by_moments(partial(activations.power, exponent=0.5), input)
+
+
+@rule("rsqrt")
+def rsqrt(input: MeanVar) -> Value:
+    return by_moments(partial(activations.power, exponent=-0.5), input)
+
+
+@mirrored("expm1", "erf", "erfc", "sin", "cos", "tan", "atan", "exp2")
 def smooth(function: Callable[[Tensor], Tensor]) -> Callable[..., Value]:
     """Other functions of one argument, by quadrature."""
     return lambda input: by_moments(partial(activations.elementwise, function), input)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posterity.prediction.propagation.activations import elementwise, square
+from posterity.prediction.propagation.activations import power as raised
 from posterity.prediction.propagation.rules.activation import by_moments
 from posterity.prediction.propagation.rules.logits import carried
 from posterity.prediction.propagation.run import current
@@ -84,7 +85,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Value:
 
 @rule("reciprocal")
 def reciprocal(input: MeanVar) -> Value:
-    return by_moments(partial(elementwise, torch.reciprocal), input)
+    return by_moments(partial(raised, exponent=-1.0), input)
 
 
 def _rdiv(input: MeanVar, other: Any) -> Value:
@@ -107,6 +108,8 @@ def power(input: Value, exponent: Any) -> Value:
         return input
     if exponent == 2:
         return squared(input)
+    if exponent < 0 or exponent != round(exponent):
+        return by_moments(partial(raised, exponent=exponent), input)
     return by_moments(partial(elementwise, lambda x: torch.pow(x, exponent)), input)
 
 
