@@ -18,7 +18,8 @@ ROOT = Path(posterity.__file__).parent
 # A module imports what stands before its own part, in its own part, and what is shared.
 SHARED = ("errors", "tree", "random", "history")
 ORDER = ("problem", "posterior", "inference", "prediction", "model", "evaluation", "training", "models")
-END = ("interfaces", "testing", "bench", "__init__", "__main__")  # may import all of the package; nothing before does
+# may import all of the package; nothing before does
+END = ("interfaces", "testing", "bench", "sklearn", "__init__", "__main__")
 CORE = {"torch", "numpy", "safetensors", "rich", "typer"}
 HEAVY = (
     "sklearn", "pandas", "scipy", "matplotlib", "transformers", "hypothesis", "pyarrow", "altair", "jinja2", "PIL", "yaml",

@@ -21,9 +21,11 @@ from posterity.errors import (
 )
 from posterity.evaluation.certificate import Certificate, certify
 from posterity.evaluation.chains import ChainDiagnostics, chain_diagnostics
+from posterity.evaluation.conformal import conformal
 from posterity.evaluation.diagnosis import diagnose
 from posterity.evaluation.evaluate import compare, evaluate
 from posterity.evaluation.evaluation import Evaluation
+from posterity.evaluation.selective_classifier import SelectiveClassifier
 from posterity.inference.advi import ADVI
 from posterity.inference.algorithm import Algorithm, Plan
 from posterity.inference.bam import BaM
@@ -126,6 +128,7 @@ __all__ = [
     "Rules",
     "ScaleMixture",
     "ScoreVI",
+    "SelectiveClassifier",
     "ShapeError",
     "Snapshot",
     "StorageError",
@@ -134,6 +137,7 @@ __all__ = [
     "certify",
     "chain_diagnostics",
     "compare",
+    "conformal",
     "diagnose",
     "evaluate",
     "fit",

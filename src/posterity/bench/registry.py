@@ -9,6 +9,7 @@ from posterity.bench import (
     carrier_cost,
     certificate,
     chains_cost,
+    guarantees,
     low_rank_air,
     low_rank_change,
     low_rank_cost,
@@ -52,6 +53,13 @@ BENCHES: dict[str, Bench] = {
         chains_cost.claims,
         chains_cost.LIMITS,
         ("path", "members", "milliseconds", "speedup", "draws", "lppd_error", "predict_seconds", "predict_mebibytes"),
+    ),
+    "guarantees": Bench(
+        "whether guaranteed risks and coverages are kept, over 400 calibrations on populations of known truth",
+        guarantees.cells,
+        guarantees.claims,
+        guarantees.LIMITS,
+        ("population", "rows", "score", "exceeded", "answers", "coverage", "possible", "covered", "size"),
     ),
     "propagation-rules": Bench(
         "how far the rules of variance propagation are from quadrature and draws",

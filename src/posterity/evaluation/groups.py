@@ -16,7 +16,7 @@ from posterity.evaluation.metric import Metric, mean_interval
 from posterity.evaluation.proper import accuracy, crps, nll, root
 from posterity.evaluation.rows import Rows
 
-__all__ = ["as_groups", "group_table"]
+__all__ = ["as_groups", "group_table", "group_values"]
 
 
 def as_groups(groups: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def group_table(rows: Rows, groups: Mapping[str, Any], labels: Sequence[Any] = (
     0.9); n is the rows of the group. Raises ShapeError where there is not one value per row.
     """
     table: Detail = {name: [] for name in ("by", "group", "metric", *Metric._fields)}
-    parts = {name: _values(name, values, rows) for name, values in groups.items()}
+    parts = {name: group_values(name, values, rows) for name, values in groups.items()}
     if len(labels) and "target" in rows and "correct" in rows:
         parts["class"] = np.array([str(label) for label in labels], dtype=object)[rows["target"].numpy()]
     for by, values in parts.items():
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _values(name: str, values: Any, rows: Rows) -> np.ndarray[Any, Any]:
+def group_values(name: str, values: Any, rows: Rows) -> np.ndarray[Any, Any]:
     column = np.asarray(values)
     if column.shape != (rows.seen,):
         raise ShapeError(f"groups {name!r} {list(column.shape)} must have one value for each of the {rows.seen} rows")
