@@ -181,6 +181,33 @@ def test_attention_by_hand_says_what_the_fused_one_says(attention: Literal["expe
     torch.testing.assert_close((own.mean, own.var), (fused.mean, fused.var))
 
 
+BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
+    "times the inverse": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
+    "inverse first": lambda x: (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * x.float(),
+    "over the root": lambda x: x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-5),
+    "a power": lambda x: x * (1e-5 + (x**2).mean(-1, True)) ** -0.5,
+}
+
+
+@pytest.mark.parametrize("norms", ["expected", "second-order", "mean"])
+@pytest.mark.parametrize("way", BY_HAND)
+def test_a_norm_by_hand_is_that_norm(way: str, norms: Literal["expected", "second-order", "mean"]) -> None:
+    x = MeanVar(RANDOM.fold("x").normal((3, 8)), RANDOM.fold("var").normal((3, 8)).square())
+    with running(Pass(Rules(norms=norms), {"#0": 2.0})):
+        found = unwrapped(BY_HAND[way](Propagated(x)))
+    with running(Pass(Rules(norms=norms), {"#0": 2.0})):
+        wanted = unwrapped(F.rms_norm(Propagated(x), (8,), eps=1e-5))
+    torch.testing.assert_close((found.mean, found.var), (wanted.mean, wanted.var))
+
+
+def test_the_norm_of_another_is_a_factor() -> None:
+    x, y = (Propagated(MeanVar(RANDOM.fold(n).normal((3, 8)), torch.full((3, 8), 0.1))) for n in "xy")
+    inverse = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    own, other = unwrapped(x * inverse), unwrapped(y * inverse)
+    assert not torch.allclose(other.var, 0.1 * unwrapped(inverse).mean.square().expand(3, 8), rtol=1e-3)
+    assert own.var.shape == other.var.shape
+
+
 def test_expected_attention_weights_are_nearer_to_those_of_draws() -> None:
     """Queries with noise of std 1: half of what the mean's weights miss, or less."""
     q = RANDOM.fold("far").normal((1, 6, 4))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from posterity.prediction.propagation import activations
 from posterity.prediction.propagation.activations import Accuracy, Moments
+from posterity.prediction.propagation.rules.normalised import step_on
 from posterity.prediction.propagation.run import accuracy, at_site, current
 from posterity.prediction.propagation.table import mirrored, rule
 from posterity.prediction.propagation.value import MeanVar, Value
@@ -186,12 +187,12 @@ def _logarithm(input: MeanVar, base: float) -> Value:
 
 @rule("sqrt")
 def sqrt(input: MeanVar) -> Value:
-    return by_moments(partial(activations.power, exponent=0.5), input)
+    return step_on(input, "norm", by_moments(partial(activations.power, exponent=0.5), input))
 
 
 @rule("rsqrt")
 def rsqrt(input: MeanVar) -> Value:
-    return by_moments(partial(activations.power, exponent=-0.5), input)
+    return step_on(input, "inverse norm", by_moments(partial(activations.power, exponent=-0.5), input))
 
 
 @mirrored("expm1", "erf", "erfc", "sin", "cos", "tan", "atan", "exp2")

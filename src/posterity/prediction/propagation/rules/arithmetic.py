@@ -17,6 +17,7 @@ from posterity.prediction.propagation.activations import elementwise, square
 from posterity.prediction.propagation.activations import power as raised
 from posterity.prediction.propagation.rules.activation import by_moments
 from posterity.prediction.propagation.rules.logits import carried
+from posterity.prediction.propagation.rules.normalised import by_hand, squares_of, step_on
 from posterity.prediction.propagation.run import current
 from posterity.prediction.propagation.table import RULES, rule
 from posterity.prediction.propagation.value import MeanVar, Value, join, split, spread, total
@@ -39,8 +40,8 @@ def _sum(x: Any, y: Any, scale: float) -> Value:
 
 @rule("add", "__add__", "__radd__", "__iadd__")
 def add(input: Any, other: Any, *, alpha: float = 1.0) -> Value:
-    found = carried(_sum(input, other, alpha), input)
-    return carried(found, other, alpha)
+    found = carried(carried(_sum(input, other, alpha), input), other, alpha)
+    return found if alpha != 1.0 else step_on(input, "mean square", found, eps=other)
 
 
 @rule("sub", "subtract", "__sub__", "__isub__")
@@ -62,7 +63,11 @@ def neg(input: Value) -> Value:
 @rule("mul", "multiply", "__mul__", "__rmul__", "__imul__")
 def mul(input: Any, other: Any) -> Value:
     if input is other and isinstance(input, MeanVar):
-        return by_moments(square, input)
+        return squared(input)
+    own = by_hand(input, other, "inverse norm")
+    own = by_hand(other, input, "inverse norm") if own is None else own
+    if own is not None:
+        return own
     (mean, var), (factor, factor_var) = _split(input), _split(other)
     found = mean * factor
     first = None if var is None else var * (other.second if isinstance(other, MeanVar) else factor * factor)
@@ -77,6 +82,9 @@ def mul(input: Any, other: Any) -> Value:
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Value:
     if rounding_mode is not None:
         return NotImplemented
+    own = by_hand(input, other, "norm")
+    if own is not None:
+        return own
     if not spread(other):
         mean, var = split(input)
         return carried(join(mean / other, None if var is None else var / (other * other)), input, 1 / other)
@@ -97,7 +105,7 @@ RULES[Tensor.__rdiv__] = RULES[Tensor.__rtruediv__] = _rdiv
 
 @rule("square")
 def squared(input: MeanVar) -> Value:
-    return by_moments(square, input)
+    return squares_of(input, by_moments(square, input))
 
 
 @rule("pow", "__pow__", "__ipow__")
@@ -109,7 +117,8 @@ def power(input: Value, exponent: Any) -> Value:
     if exponent == 2:
         return squared(input)
     if exponent < 0 or exponent != round(exponent):
-        return by_moments(partial(raised, exponent=exponent), input)
+        stage: Any = {-0.5: "inverse norm", 0.5: "norm"}.get(exponent, "")
+        return step_on(input, stage, by_moments(partial(raised, exponent=exponent), input))
     return by_moments(partial(elementwise, lambda x: torch.pow(x, exponent)), input)
 
 

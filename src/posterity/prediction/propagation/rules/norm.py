@@ -1,14 +1,4 @@
-"""Normalisations by the expected square, over a group of D features with x ~ (m, v):
-
-    c = m - mean(m),   E s^2 = mean(c^2) + (1 - 1/D) mean(v)            mean(v) throughout for RMSNorm, which has no centre
-    mean  c / sqrt(E s^2 + eps)
-    var   ((1 - 2/D) v + mean(v) / D) / (E s^2 + eps)
-
-then scale and shift. To second order, which rows that one feature dominates need, S = E s^2 + eps varies with the features:
-
-    P = (4 mean(c^2 v) + 2 mean(v^2)) / D   Var s^2,           q = 2 (c v - mean(c v)) / D     Cov(x, s^2)
-    mean  (c (1 + 3 P / 8 S^2) - q / 2 S) / sqrt(S)
-    var   ((1 - 2/D) v + mean(v) / D - c q / S + c^2 P / 4 S^2) / S
+"""Normalisations by the expected square (`normalised.py`), then scaled and shifted.
 
 A batch normalisation in evaluation mode is affine, and exact.
 """
@@ -23,41 +13,9 @@ from torch import Tensor
 
 from posterity.prediction.propagation.rules.arithmetic import add, mul
 from posterity.prediction.propagation.rules.linear import channels
-from posterity.prediction.propagation.run import at_site, current
+from posterity.prediction.propagation.rules.normalised import normalised
 from posterity.prediction.propagation.table import RULES, rule
 from posterity.prediction.propagation.value import Value, join, split
-
-
-def _normalised(x: Value, dims: tuple[int, ...], eps: float, centred: bool = True) -> Value:
-    x = at_site(x)
-    mean, var = split(x)
-    size = 1
-    for dim in dims:
-        size *= mean.shape[dim]
-    c = mean - mean.mean(dims, keepdim=True) if centred else mean
-    power = c.square().mean(dims, keepdim=True)
-    if var is None:
-        return c * torch.rsqrt(power + eps)
-    average = var.mean(dims, keepdim=True)
-    lost = 1 / size if centred else 0.0
-    rule = current().rules.norms
-    if rule != "mean":
-        power = power + (1 - lost) * average
-    power = power + eps
-    own = (1 - 2 * lost) * var + lost * average
-    if rule == "second-order":
-        c, own = _second_order(c, own, var, power, dims, size, centred)
-    return join(c * torch.rsqrt(power), own / power)
-
-
-def _second_order(
-    c: Tensor, own: Tensor, var: Tensor, power: Tensor, dims: tuple[int, ...], size: int, centred: bool
-) -> tuple[Tensor, Tensor]:
-    """The numerators of mean and variance."""
-    of_power = (4 * (c.square() * var).mean(dims, keepdim=True) + 2 * var.square().mean(dims, keepdim=True)) / size
-    shared = c * var - (c * var).mean(dims, keepdim=True) if centred else c * var
-    ratio, pull = of_power / power.square(), 2 * shared / (size * power)
-    return c * (1 + 3 * ratio / 8) - pull / 2, (own - c * pull + c.square() * ratio / 4).clamp_min(0.0)
 
 
 def _affine(x: Value, weight: Value | None, bias: Value | None) -> Value:
@@ -79,7 +37,7 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Value:
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    return _affine(_normalised(input, dims, eps), weight, bias)
+    return _affine(normalised(input, dims, eps), weight, bias)
 
 
 @rule("rms_norm")
@@ -88,7 +46,7 @@ def rms_norm(
 ) -> Value:
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     eps = torch.finfo(split(input)[0].dtype).eps if eps is None else eps
-    return _affine(_normalised(input, dims, eps, centred=False), weight, None)
+    return _affine(normalised(input, dims, eps, centred=False), weight, None)
 
 
 @rule("group_norm")
@@ -103,7 +61,7 @@ def group_norm(
     mean, var = split(input)
     shape = mean.shape
     grouped = join(*(None if p is None else p.reshape(shape[0], num_groups, -1) for p in (mean, var)))  # type: ignore[arg-type]
-    mean, var = split(_normalised(grouped, (-1,), eps))
+    mean, var = split(normalised(grouped, (-1,), eps))
     found = join(mean.reshape(shape), None if var is None else var.reshape(shape))
     return _affine(found, _per_channel(weight, len(shape)), _per_channel(bias, len(shape)))
 
@@ -122,7 +80,7 @@ def instance_norm(
     ndim = split(input)[0].ndim
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    found = _normalised(input, tuple(range(2, ndim)), eps)
+    found = normalised(input, tuple(range(2, ndim)), eps)
     return _affine(found, _per_channel(weight, ndim), _per_channel(bias, ndim))
 
 

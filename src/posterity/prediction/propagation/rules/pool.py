@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posterity.prediction.propagation.rules.normalised import Step, step_on
 from posterity.prediction.propagation.run import at_site, current
 from posterity.prediction.propagation.table import rule
 from posterity.prediction.propagation.value import MeanVar, Value, join
@@ -39,6 +40,9 @@ def averaged(input: MeanVar, dim: Any = None, keepdim: bool = False, *, dtype: t
     ndim = input.mean.ndim
     dims = list(range(ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     mean, var = (leaf.mean(dims, keepdim=keepdim, dtype=dtype) for leaf in (input.mean, input.var))
+    if keepdim and isinstance(input, Step):
+        count = input.mean.numel() // max(1, mean.numel())
+        return step_on(input, "mean square", join(mean, var / count), tuple(dims))
     if [d % ndim for d in dims] == [ndim - 1]:
         return join(mean, var / input.mean.shape[-1])
     count = input.mean.numel() // max(1, mean.numel())

@@ -48,6 +48,8 @@ def moved(function: Callable[..., Any]) -> Callable[..., Any]:
             return NotImplemented
         args = tuple(split(one)[0] if isinstance(one, MeanVar) else one for one in args)  # view_as and its like
         mean = function(x.mean, *args, **kwargs)
+        if mean is x.mean:  # a type that it has already
+            return x
         if not isinstance(mean, Tensor):
             return tuple(join(m, v) for m, v in zip(mean, function(x.var, *args, **kwargs)))
         if isinstance(x, Attention) and _keeps_rows(function, x.mean, mean):
