@@ -117,10 +117,7 @@ def test_bad_figures_fail(toy: Toy, tmp_path: Path, change: dict[str, Any], word
     assert any(words in failure for failure in failures), failures
 
 
-UNMEASURED = {"selective"}  # no full run is committed yet
-
-
-@pytest.mark.parametrize("name", [name for name in benches.names() if name not in UNMEASURED])
+@pytest.mark.parametrize("name", benches.names())
 def test_the_committed_figures_are_within_their_limits(name: str) -> None:
     """The files only: `make bench-check` also compares them with a run of today."""
     record = json.loads((Path(__file__).parents[2] / runner.RESULTS / f"{name}.json").read_text())

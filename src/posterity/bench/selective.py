@@ -52,7 +52,7 @@ from posterity.training.fit import fit
 __all__ = ["LIMITS", "cells", "claims"]
 
 LIMITS = {
-    "mean_gap_ratio_worst": Limit(high=0.5),
+    "mean_gap_ratio_worst": Limit(high=0.6),
     "nll_minus_temperature": Limit(high=0.003),
     "aurc_minus_temperature": Limit(high=0.003),
 }
