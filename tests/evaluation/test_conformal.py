@@ -42,13 +42,13 @@ def soils(n, seed):
 @pytest.fixture(scope="module")
 def regression():
     options = {"epochs": 20, "batch_size": 50, "progress": False, "seed": 0}
-    return po.fit(nn.Linear(1, 1), line(503, 0), "gaussian", po.DeepEnsemble(3), **options)
+    return po.fit(lambda: nn.Linear(1, 1), line(503, 0), "gaussian", po.DeepEnsemble(3), **options)
 
 
 @pytest.fixture(scope="module")
 def classification():
     options = {"epochs": 20, "batch_size": 50, "progress": False, "seed": 0}
-    return po.fit(nn.Linear(2, 3), soils(503, 0), po.Categorical(KINDS), po.DeepEnsemble(3), **options)
+    return po.fit(lambda: nn.Linear(2, 3), soils(503, 0), po.Categorical(KINDS), po.DeepEnsemble(3), **options)
 
 
 # --- the core ---------------------------------------------------------------------------------------------------------
