@@ -20,6 +20,7 @@ from posterity.interfaces import table_commands
 from posterity.interfaces.certify import certify
 from posterity.interfaces.console import say, stderr, stdout
 from posterity.interfaces.export import export
+from posterity.interfaces.forecast.command import forecast
 from posterity.interfaces.results import folder, report
 
 __all__ = ["app", "main"]
@@ -34,6 +35,7 @@ for _command in ("fit", "predict", "evaluate", "compare", "doctor"):
     app.command(_command)(getattr(table_commands, _command))
 app.command("certify")(certify)
 app.command("export")(export)
+app.command("forecast")(forecast)
 
 
 @app.callback(invoke_without_command=True)
