@@ -31,6 +31,25 @@ class Tied(nn.Module):
         return {"scores": self.write(self.norm(h)), "other": h}
 
 
+class InPlace(nn.Module):
+    """Attention and norms by hand, of which steps are written in place: before, on the way and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.query(x) @ self.key(x).mT
+        logits.mul_(0.4)
+        out = torch.softmax(logits, -1) @ self.value(x)
+        square = out.pow(2).mean(-1, keepdim=True)
+        square.add_(1e-5)
+        own = out * torch.rsqrt(square)
+        before = torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + 1e-5)
+        out.mul_(2.0)
+        return self.head(own + out * before).mean(1)
+
+
 NETWORKS: dict[str, tuple[object, tuple[int, ...]]] = {
     "perceptron": (nn.Sequential(nn.Linear(7, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)), (5, 7)),
     "convolutional": (
@@ -41,6 +60,7 @@ NETWORKS: dict[str, tuple[object, tuple[int, ...]]] = {
         (4, 2, 9, 8),
     ),
     "encoder": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (4, 5, 8)),
+    "in place": (InPlace(), (3, 5, 6)),
 }  # fmt: skip
 
 

@@ -37,12 +37,16 @@ class MeanVar:
         mean: of any shape.
         var: >= 0, of the same shape; or what gives it.
         second: E x^2, where it is known.
+
+    Attributes:
+        about: what a rule remembers of how the value was made, for the rule that reads it.
     """
 
-    __slots__ = ("_second", "_var", "mean")
+    __slots__ = ("_second", "_var", "about", "mean")
 
     def __init__(self, mean: Tensor, var: Tensor | Later, second: Tensor | None = None) -> None:
         self.mean, self.var, self._second = mean, var, second
+        self.about: object = None
 
     @property
     def var(self) -> Tensor:
@@ -82,7 +86,7 @@ class MeanVar:
 
     def write(self, value: MeanVar) -> None:
         """Become another value, as an in-place operation's target does."""
-        self.mean, self.var, self._second = value.mean, value.var, None
+        self.mean, self.var, self._second, self.about = value.mean, value.var, None, value.about
 
     def rows(self, parts: int, i: int) -> MeanVar:
         """Part i of so many equal ones along the first axis; its squares are part of these."""

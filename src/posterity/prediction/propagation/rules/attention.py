@@ -39,8 +39,8 @@ def _of_weights(mean: Tensor, logit_var: Tensor, dim: int) -> Tensor:
 @rule("softmax", "_softmax")
 def softmax(input: MeanVar, dim: int = -1, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:
     dtype = next((one for one in args if isinstance(one, torch.dtype)), dtype)
-    if isinstance(input, Logits) and dim in (-1, input.mean.ndim - 1):
-        mean, apart = expected(input, dtype)
+    if isinstance(input.about, Logits) and dim in (-1, input.mean.ndim - 1):
+        mean, apart = expected(input.mean, input.about, dtype)
         if apart is not None:
             return Attention(mean, Later(lambda: apart))
     mean, var = torch.softmax(input.mean, dim, dtype=dtype), input.later
@@ -48,9 +48,9 @@ def softmax(input: MeanVar, dim: int = -1, *args: Any, dtype: torch.dtype | None
 
 
 def expected(
-    logits: Logits, dtype: torch.dtype | None = None, seen: Tensor | None = None
+    mean: Tensor, logits: Logits, dtype: torch.dtype | None = None, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention weights, and w where the rules take it in.
+    """Attention weights of logits of this mean, and w where the rules take it in.
 
     Args:
         seen: which keys a query may attend to; one without any attends to nothing.
@@ -60,9 +60,9 @@ def expected(
         weights = torch.softmax(one, -1, dtype=dtype)
         return weights if seen is None else weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)
 
-    weights = weights_of(logits.mean)
+    weights = weights_of(mean)
     apart = None if current().rules.attention == "mean" else logits.apart(weights)
-    return (weights, None) if apart is None else (weights_of(logits.mean + torch.log1p(apart / 2)), apart)
+    return (weights, None) if apart is None else (weights_of(mean + torch.log1p(apart / 2)), apart)
 
 
 @rule("log_softmax", "_log_softmax")
@@ -120,5 +120,5 @@ def scaled_dot_product_attention(
         mean = mean.masked_fill(~seen, -math.inf)
     elif mask is not None:
         mean = mean + mask
-    weights, apart = expected(Logits(mean, Later(lambda: torch.zeros_like(mean)), query, key, scale), seen=seen)
+    weights, apart = expected(mean, Logits(query, key, scale), seen=seen)
     return _outputs(weights, Later(lambda: torch.zeros_like(weights) if apart is None else apart), value)

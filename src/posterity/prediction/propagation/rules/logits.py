@@ -9,27 +9,25 @@ and that of keys that have noise, of which most is shared and the rest is not kn
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from posterity.prediction.propagation.value import Later, MeanVar, Value, each, mean_of, spread
+from posterity.prediction.propagation.value import MeanVar, Value, each, mean_of, spread
 
 __all__ = ["Logits", "carried", "logits_of"]
 
 
-class Logits(MeanVar):
-    """A value that is `factor` times queries by keys, plus whatever.
+class Logits(NamedTuple):
+    """What a value that is `factor` times queries by keys, plus whatever, remembers.
 
     Args:
         query, key: [..., queries, features], [..., keys, features].
     """
 
-    __slots__ = ("factor", "key", "query")
-
-    def __init__(self, mean: Tensor, var: Tensor | Later, query: Value, key: Value, factor: Any = 1.0) -> None:
-        super().__init__(mean, var)
-        self.query, self.key, self.factor = query, key, factor
+    query: Value
+    key: Value
+    factor: Any = 1.0
 
     def apart(self, weights: Tensor) -> Tensor | None:
         """w, [..., queries, keys], under such attention weights; None where queries are known exactly."""
@@ -44,13 +42,14 @@ class Logits(MeanVar):
 
 def logits_of(query: Value, key: Value, product: Value) -> Value:
     """The product of queries and keys^T, [..., queries, features] and [..., features, keys], as logits."""
-    if not isinstance(product, MeanVar) or mean_of(query).ndim < 3 or mean_of(key).ndim < 3:
-        return product
-    return Logits(product.mean, product.later, query, each(key, lambda leaf: leaf.mT))
+    if isinstance(product, MeanVar) and mean_of(query).ndim > 2 and mean_of(key).ndim > 2:
+        product.about = Logits(query, each(key, lambda leaf: leaf.mT))
+    return product
 
 
 def carried(found: Value, x: Any, factor: Any = 1.0) -> Value:
     """`found` as logits where x is, being x times a factor plus something."""
-    if not isinstance(x, Logits) or not isinstance(found, MeanVar) or isinstance(factor, MeanVar):
-        return found
-    return Logits(found.mean, found.later, x.query, x.key, x.factor * factor)
+    about = x.about if isinstance(x, MeanVar) else None
+    if isinstance(about, Logits) and isinstance(found, MeanVar) and not isinstance(factor, MeanVar):
+        found.about = about._replace(factor=about.factor * factor)
+    return found

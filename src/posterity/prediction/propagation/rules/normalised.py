@@ -16,7 +16,7 @@ are anything but independent.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,21 +62,23 @@ def _second_order(
     return c * (1 + 3 * ratio / 8) - pull / 2, (own - c * pull + c.square() * ratio / 4).clamp_min(0.0)
 
 
-class Step(MeanVar):
-    """A step on the way to a norm by hand: a value as any other, that knows what it is of."""
+class Step(NamedTuple):
+    """What a step on the way to a norm by hand remembers.
 
-    __slots__ = ("dims", "eps", "of", "stage")
+    Args:
+        of: the mean of what was squared.
+    """
 
-    def __init__(
-        self, value: MeanVar, of: MeanVar, stage: Stage, dims: tuple[int, ...] = (), eps: float | Tensor = 0.0
-    ) -> None:
-        super().__init__(value.mean, value.later)
-        self.of, self.stage, self.dims, self.eps = of, stage, dims, eps
+    of: Tensor
+    stage: Stage
+    dims: tuple[int, ...] = ()
+    eps: Any = 0.0
 
 
 def squares_of(x: MeanVar, found: MeanVar) -> MeanVar:
     """x^2, remembering x."""
-    return Step(found, x, "squares")
+    found.about = Step(x.mean, "squares")
+    return found
 
 
 def step_on(before: Any, stage: Stage, found: Value, dims: tuple[int, ...] = (), eps: Any = 0.0) -> Value:
@@ -85,15 +87,17 @@ def step_on(before: Any, stage: Stage, found: Value, dims: tuple[int, ...] = (),
     Args:
         stage: the mean of the squares over `dims`, kept; that plus eps; its root, or the inverse of that.
     """
+    about = before.about if isinstance(before, MeanVar) else None
     wanted = "squares" if dims else "mean square"
     number = isinstance(eps, float | int) or (isinstance(eps, Tensor) and eps.ndim == 0)
-    if not isinstance(before, Step) or before.stage != wanted or not isinstance(found, MeanVar) or not number:
-        return found
-    return Step(found, before.of, stage, dims or before.dims, before.eps + eps)
+    if isinstance(about, Step) and about.stage == wanted and isinstance(found, MeanVar) and number:
+        found.about = Step(about.of, stage, dims or about.dims, about.eps + eps)
+    return found
 
 
 def by_hand(x: Any, norm: Any, stage: Stage) -> Value | None:
     """x over its own norm; nothing where the second is not that of the first."""
-    if isinstance(norm, Step) and norm.stage == stage and norm.of is x:
-        return normalised(x, norm.dims, norm.eps, centred=False)
+    about = norm.about if isinstance(norm, MeanVar) else None
+    if isinstance(about, Step) and about.stage == stage and isinstance(x, MeanVar) and about.of is x.mean:
+        return normalised(x, about.dims, about.eps, centred=False)
     return None

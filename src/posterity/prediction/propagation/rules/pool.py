@@ -40,7 +40,7 @@ def averaged(input: MeanVar, dim: Any = None, keepdim: bool = False, *, dtype: t
     ndim = input.mean.ndim
     dims = list(range(ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     mean, var = (leaf.mean(dims, keepdim=keepdim, dtype=dtype) for leaf in (input.mean, input.var))
-    if keepdim and isinstance(input, Step):
+    if keepdim and isinstance(input.about, Step):
         count = input.mean.numel() // max(1, mean.numel())
         return step_on(input, "mean square", join(mean, var / count), tuple(dims))
     if [d % ndim for d in dims] == [ndim - 1]:

@@ -65,6 +65,8 @@ def moved(function: Callable[..., Any]) -> Callable[..., Any]:
 for _name in ("T", "mT", "H", "mH"):
     _getter = getattr(Tensor, _name).__get__
     RULES[_getter] = moved(_getter)
+for _overload in (torch.ops.aten.numpy_T.default, torch.ops.aten.mT.default, torch.ops.aten.mH.default):
+    RULES[_overload] = moved(_overload)
 
 
 def _keeps_rows(function: Any, before: Tensor, after: Tensor) -> bool:
