@@ -25,8 +25,7 @@ from posterity.evaluation.conformal_scores import (
 from posterity.evaluation.metric import proportion_interval
 from posterity.evaluation.predictions import Intervals
 from posterity.evaluation.rows import Rows
-from posterity.evaluation.source import Source
-from posterity.posterior.files import atomic_json, read_json, strict_json
+from posterity.evaluation.source import Source, kept, opened, way_of
 from posterity.prediction.predictive import concat
 from posterity.problem.likelihoods.base import numbers
 
@@ -177,10 +176,7 @@ class Conformal:
             **{name: getattr(self, name) for name in ("level", "score", "quantile", "rows")},
             "model": dict(self._fingerprint),
         }
-        record = strict_json(record)
-        if path is not None:
-            atomic_json(path, record)
-        return record
+        return kept(record, path)
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str] | Mapping[str, Any], model: Any) -> Conformal:
@@ -190,18 +186,17 @@ class Conformal:
             StorageError: not such a record.
             CompatibilityError: another model, or one that was changed since.
         """
-        where = "this record" if isinstance(source, Mapping) else os.fspath(source)
-        record = source if isinstance(source, Mapping) else read_json(source)
+        where, record = opened(source)
         try:
             if record["kind"] != "conformal" or record["score"] not in (*CLASS_SCORES, *NUMBER_SCORES):
                 raise KeyError("kind")
             found = float(record["level"]), str(record["score"]), float(record["quantile"]), int(record["rows"])
-            kept = dict(record["model"])
-            way = {} if hasattr(model, "predictive") else {"via": kept["via"], "draws": kept["draws"]}
+            before = dict(record["model"])
+            way = way_of(model, before)
         except (KeyError, TypeError, ValueError) as error:
             raise StorageError(f"{where} is not a conformal prediction: {error!r}") from error
         made = cls(Source(model, **way), *found)
-        made.source.check(kept, "the conformal prediction")
+        made.source.check(before, "the conformal prediction")
         return made
 
     def _of(self, pred: Any) -> ConformalSets | ConformalIntervals:

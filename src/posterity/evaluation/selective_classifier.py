@@ -17,8 +17,7 @@ from posterity.evaluation.conformal_scores import conformal_quantile
 from posterity.evaluation.risk_control import Guarantee, check_risk, control_risk
 from posterity.evaluation.rows import Rows
 from posterity.evaluation.selective_report import COLUMNS, selective_report
-from posterity.evaluation.source import Source
-from posterity.posterior.files import atomic_json, read_json, strict_json
+from posterity.evaluation.source import Source, kept, opened, way_of
 from posterity.prediction.predictive import CategoricalPredictive, concat
 
 __all__ = ["SelectiveClassifier"]
@@ -178,10 +177,7 @@ class SelectiveClassifier:
             "model": self._fingerprint,
             "report": dict(self._calibrated.columns),
         }
-        record = strict_json(record, null=True)
-        if path is not None:
-            atomic_json(path, record)
-        return record
+        return kept(record, path, null=True)
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str] | Mapping[str, Any], model: Any) -> SelectiveClassifier:
@@ -191,17 +187,14 @@ class SelectiveClassifier:
             StorageError: not such a record.
             CompatibilityError: another model, or one that was changed since.
         """
-        where = "this record" if isinstance(source, Mapping) else os.fspath(source)
-        record = source if isinstance(source, Mapping) else read_json(source)
+        where, record = opened(source)
         try:
             if record["kind"] != "selective":
                 raise StorageError(f"{where} holds {record['kind']!r}, not a selective classifier")
-            found, kept = Guarantee.from_json(dict(record["guarantee"])), dict(record["model"])
-            estimator = hasattr(model, "predictive")
-            way = {} if estimator else {"via": kept["via"], "draws": kept["draws"]}
+            found, before = Guarantee.from_json(dict(record["guarantee"])), dict(record["model"])
             made = cls(
                 model, found.max_risk, found.confidence, record["by"], foreign=record["foreign"],
-                foreign_by=record["foreign_by"], **way,
+                foreign_by=record["foreign_by"], **way_of(model, before),
             )  # fmt: skip
             above, table = record["foreign_above"], record["report"]
             columns = {name: [math.nan if v is None else v for v in table[name]] for name in COLUMNS}
@@ -209,9 +202,9 @@ class SelectiveClassifier:
             if isinstance(error, CompatibilityError):
                 raise
             raise StorageError(f"{where} is not a selective classifier: {error!r}") from error
-        made.guarantee, made.foreign_above, made._fingerprint = found, above, kept
+        made.guarantee, made.foreign_above, made._fingerprint = found, above, before
         made._calibrated = GroupTable(columns)
-        made.source.check(kept, "the selective classifier")
+        made.source.check(before, "the selective classifier")
         return made
 
     # --- parts ---------------------------------------------------------------------------------------------------------

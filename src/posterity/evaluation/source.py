@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 
 from posterity.errors import CompatibilityError, DataError
 from posterity.model import BayesianModel
+from posterity.posterior.files import atomic_json, read_json, strict_json
 from posterity.prediction.draws import default_via
 from posterity.random import Random
 from posterity.tree import Tree
 
-__all__ = ["Source"]
+__all__ = ["Source", "kept", "opened", "way_of"]
 
 
 class Source:
@@ -117,3 +119,25 @@ class Source:
                     made.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
             self._weights = made.hexdigest()[:16]
         return self._weights
+
+
+def kept(record: Mapping[str, Any], path: str | os.PathLike[str] | None, null: bool = False) -> dict[str, Any]:
+    """A record in JSON types; with a path also written there, whole or not at all.
+
+    Args:
+        null: NaN is null; as of `strict_json`.
+    """
+    found = strict_json(record, null=null)
+    if path is not None:
+        atomic_json(path, found)
+    return found
+
+
+def opened(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """What a message calls a record, and the record, read where it is a path."""
+    return ("this record", source) if isinstance(source, Mapping) else (os.fspath(source), read_json(source))
+
+
+def way_of(model: Any, before: Mapping[str, Any]) -> dict[str, Any]:
+    """via and draws as they were; an estimator has its own."""
+    return {} if hasattr(model, "predictive") else {"via": before["via"], "draws": before["draws"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from posterity.evaluation.evaluation import Evaluation
     from posterity.evaluation.finding import Finding
 
-__all__ = ["folder", "listed", "report", "show", "write_json"]
+__all__ = ["drawn", "folder", "listed", "report", "show", "write_json"]
 
 
 def show(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
@@ -41,14 +41,19 @@ def folder(path: Path) -> Path:
 
 def report(result: Evaluation, path: Path, title: str) -> None:
     """Write the report where its extra is installed, and say where it is."""
+    drawn("report", lambda: result.report(path, title), path)
+
+
+def drawn(what: str, write: Callable[[], Any], path: Path) -> None:
+    """Write what needs the report extra where that is installed, and say where it is, or that it is not there."""
     try:
-        result.report(path, title)
+        write()
     except ImportError as error:
         if "posterity[report]" not in str(error):
             raise
-        say(f"no report: {error}")
+        say(f"no {what}: {error}")
         return
-    say(f"report: {path.resolve().as_uri()}")
+    say(f"{what}: {path.resolve().as_uri()}")
 
 
 def listed(findings: Sequence[Finding]) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity.interfaces.console import say, stdout
-from posterity.interfaces.results import folder, report, write_json
+from posterity.interfaces.results import drawn, folder, report, write_json
 
 if TYPE_CHECKING:
     from posterity.interfaces.forecast.run import Forecast
@@ -111,13 +111,9 @@ def _lines(title: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> A
 
 
 def _fan(found: Forecast, path: Path) -> None:
-    from posterity.interfaces.forecast.fan import write_fan
+    def write() -> None:
+        from posterity.interfaces.forecast.fan import write_fan
 
-    try:
         write_fan(found, path)
-    except ImportError as error:
-        if "posterity[report]" not in str(error):
-            raise
-        say(f"no chart: {error}")
-        return
-    say(f"fan chart: {path.resolve().as_uri()}")
+
+    drawn("fan chart", write, path)
