@@ -189,7 +189,9 @@ def data() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_probabilities_are_near_those_of_draws(name: str) -> None:
-    net = nn.Sequential(nn.Linear(7, 24), nn.ReLU(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 3))
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(7, 24), nn.ReLU(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 3))
+
     x, y = data()
     model = po.fit(net, (x, y % 3), "categorical", METHODS[name], epochs=10, batch_size=32, seed=0, progress=False)
     found = model.predict(x, via="propagation")
@@ -205,7 +207,7 @@ def test_probabilities_are_near_those_of_draws(name: str) -> None:
 def test_intervals_are_near_those_of_draws(likelihood: object) -> None:
     x, _ = data()
     outputs = 2 if likelihood == "heteroscedastic" else 1
-    net = nn.Sequential(nn.Linear(7, 24), nn.GELU(), nn.Linear(24, outputs))
+    net = lambda: nn.Sequential(nn.Linear(7, 24), nn.GELU(), nn.Linear(24, outputs))  # noqa: E731
     y = x[:, 0] + 0.1 * x[:, 1]
     model = po.fit(net, (x, y), likelihood, po.MeanFieldVI(), epochs=10, batch_size=32, seed=0, progress=False)
     found, draws = model.predict(x, via="propagation"), model.predict(x, draws=256)
