@@ -234,7 +234,7 @@ def test_masks_of_dropout_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:on .* rows left out")
 def test_a_temperature_found_by_propagation_is_used_by_it() -> None:
     x, y = data()
-    net = nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))
+    net = lambda: nn.Sequential(nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 2))  # noqa: E731
     model = po.fit(net, (x, y), "categorical", po.MeanFieldVI(), epochs=5, seed=0, progress=False)
     before = model.predict(x, via="propagation").probs
     model.calibrate((x, 1 - y), via="propagation")
