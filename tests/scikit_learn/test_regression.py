@@ -12,8 +12,8 @@ from scipy import stats
 
 import posterity as po
 from posterity.interfaces.sklearn import PosterityRegressor
-from posterity.interfaces.sklearn.transformed import TransformedMixture
-from posterity.interfaces.sklearn.transforms import Log, Transform, YeoJohnson, transform_from_json
+from posterity.interfaces.transformed import TransformedMixture
+from posterity.interfaces.transforms import Log, Transform, YeoJohnson, transform_from_json
 from posterity.problem.scaling import Scaling
 
 FAST: dict[str, Any] = {"method": po.MAP(learning_rate=0.05), "network": "linear", "epochs": 12, "random_state": 0}

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +28,9 @@ from posterity.interfaces.forecast.series import Table
 from posterity.interfaces.forecast.windows import Shape, Windowed, Windows, windowed
 from posterity.interfaces.settings import Named, build_method
 from posterity.interfaces.tables.words import pandas, plural
+from posterity.interfaces.transforms import Log
 from posterity.posterior.storage import MANIFEST
 from posterity.random import Random
-
-if TYPE_CHECKING:
-    from posterity.interfaces.sklearn.transforms import Transform
 
 __all__ = ["NAIVE", "Forecast", "Options", "forecast"]
 
@@ -122,7 +120,7 @@ def forecast(
         raise StorageError(f"{out} holds a run already: another --output leaves it alone")
     method = build_method(options.method)
     season = _season(table, options)
-    data = windowed(table, _shape(table, options, season), options.calendar, _logarithm() if options.log else None)
+    data = windowed(table, _shape(table, options, season), options.calendar, Log() if options.log else None)
     for line in (*table.said, *_decided(data, season)):
         tell(line)
     build = forecaster(options.network, data.train.past, options.horizon, data.train.future.shape[2])
@@ -149,14 +147,6 @@ def forecast(
         }
     )  # fmt: skip
     return Forecast(model, _frame(said(model, data, data.last), data), result, data)
-
-
-def _logarithm() -> Transform:
-    try:
-        from posterity.interfaces.sklearn.transforms import Log
-    except ImportError as error:
-        raise ImportError("the logarithm of a target needs scikit-learn: pip install 'posterity[sklearn]'") from error
-    return Log()
 
 
 def _season(table: Table, options: Options) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,13 +11,12 @@ from torch import Tensor
 import posterity as po
 from posterity.errors import CompatibilityError
 from posterity.interfaces.forecast.windows import Windowed, Windows
+from posterity.interfaces.transformed import TransformedMixture
+from posterity.interfaces.transforms import Transform
 from posterity.models.seasonal_naive import seasonal_naive, seasonal_naive_std
 from posterity.prediction.predictive import GaussianMixture
 from posterity.problem.likelihoods import Gaussian
 from posterity.problem.scaling import Scaling
-
-if TYPE_CHECKING:
-    from posterity.interfaces.sklearn.transforms import Transform
 
 __all__ = ["Mixture", "naive", "observed", "said"]
 
@@ -40,8 +38,6 @@ class Mixture:
         pred = GaussianMixture(Gaussian(std=1.0, scaling=scaling), len(mean), self.via, location, scale)
         if self.transform is None:
             return pred
-        from posterity.interfaces.sklearn.transformed import TransformedMixture  # with scikit-learn, which few need
-
         return TransformedMixture.of(pred, self.transform)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,9 +20,7 @@ from torch import Tensor
 
 from posterity.errors import DataError
 from posterity.interfaces.forecast.series import Series, Table
-
-if TYPE_CHECKING:
-    from posterity.interfaces.sklearn.transforms import Transform
+from posterity.interfaces.transforms import Transform
 
 __all__ = ["Shape", "Windowed", "Windows", "windowed"]
 

@@ -15,10 +15,10 @@ from posterity.errors import CompatibilityError, DataError
 from posterity.interfaces.sklearn.estimator import Estimator, missing
 from posterity.interfaces.sklearn.needed import RegressorMixin, column_or_1d
 from posterity.interfaces.sklearn.rows import index_of
-from posterity.interfaces.sklearn.transformed import TransformedMixture
-from posterity.interfaces.sklearn.transforms import TRANSFORMS, transform_from_json
 from posterity.interfaces.tables.prepared import Prepared
 from posterity.interfaces.tables.words import pandas, rows_where
+from posterity.interfaces.transformed import TransformedMixture
+from posterity.interfaces.transforms import TRANSFORMS, transform_from_json
 from posterity.prediction.predictive import GaussianMixture, Predictive
 from posterity.problem.likelihoods import likelihood_from
 

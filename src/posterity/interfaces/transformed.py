@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.interfaces.sklearn.transforms import Transform
+from posterity.interfaces.transforms import Transform
 from posterity.prediction.predictive import GaussianMixture
 from posterity.problem.likelihoods.base import numbers
 from posterity.problem.targets import align
