@@ -54,7 +54,7 @@ METHODS: dict[str, tuple[Callable[[float], Algorithm], tuple[float, ...]]] = {
     "map": (_map, RATES["map"]),
     "advi": (lambda rate: ADVI(learning_rate=Cosine(rate)), RATES["vi"]),
     "score-vi": (lambda rate: ScoreVI(learning_rate=Cosine(rate)), RATES["vi"]),
-    "score-vi-flow": (lambda rate: ScoreVI("flow", over="subspace", base=_map(rate), draws=8), RATES["map"]),
+    "score-vi-flow": (lambda rate: ScoreVI("flow", over="subspace", base=_map(rate), draws=4), RATES["map"]),
     "deep-ensemble": (_map, RATES["map"]),
 }
 

@@ -4,7 +4,8 @@
     illness    weekly influenza-like illness in the United States, 70/10/20 %       lookback 48, horizon 24
     exchange   daily exchange rates of eight countries, 70/10/20 %                  lookback 96, horizon 48
 
-Validation and test windows look back into the part before, as is usual; their targets lie in their own part.
+Validation and test windows look back into the part before, as is usual; their targets lie in their own part. Every
+second training window of the long sets is used.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ Labelled = tuple[Tensor, Tensor]  # [rows, lookback, channels] and [rows, horizo
 
 
 class Set(NamedTuple):
-    """Where a set lies, how it is cut, and where its parts end (shares of the rows, or rows)."""
+    """Where a set lies and how it is cut: its parts end at shares of the rows, or at rows; every `stride`-th window trains."""
 
     folder: str
     file: str
     horizon: int
     ends: tuple[float, float, float]
     header: bool = True
+    stride: int = 1
 
 
 class Parts(NamedTuple):
@@ -44,9 +46,9 @@ class Parts(NamedTuple):
 
 
 SETS: dict[str, Set] = {
-    "etth2": Set("open/timeseries", "ETTh2.csv.gz", 48, (8640, 11520, 14400)),
+    "etth2": Set("open/timeseries", "ETTh2.csv.gz", 48, (8640, 11520, 14400), stride=2),
     "illness": Set("open/timeseries", "national_illness.csv.gz", 24, (0.7, 0.8, 1.0)),
-    "exchange": Set("unclear", "exchange_rate.txt.gz", 48, (0.7, 0.8, 1.0), header=False),
+    "exchange": Set("unclear", "exchange_rate.txt.gz", 48, (0.7, 0.8, 1.0), header=False, stride=2),
 }
 
 
@@ -62,12 +64,12 @@ def parts(name: str) -> Parts:
     z = (values - values[:train].mean(0)) / values[:train].std(0)
     lookback = 2 * one.horizon
 
-    def windows(first: int, end: int) -> Labelled:
-        origins = np.arange(first, end - one.horizon + 1)[:, None]
+    def windows(first: int, end: int, stride: int = 1) -> Labelled:
+        origins = np.arange(first, end - one.horizon + 1, stride)[:, None]
         past, ahead = z[origins + np.arange(-lookback, 0)], z[origins + np.arange(one.horizon)]
         return torch.from_numpy(past).float(), torch.from_numpy(ahead).float()
 
-    return Parts(windows(lookback, train), windows(train, validation), windows(validation, test))
+    return Parts(windows(lookback, train, one.stride), windows(train, validation), windows(validation, test))
 
 
 def _read(path: object, header: bool) -> NDArray[np.float64]:
