@@ -27,7 +27,7 @@ Labelled = tuple[Tensor, Tensor]  # [rows, lookback, channels] and [rows, horizo
 
 
 class Set(NamedTuple):
-    """Where a set lies and how it is cut: its parts end at shares of the rows, or at rows; every `stride`-th window trains."""
+    """Where a set lies, where its parts end (shares of the rows, or rows), and which windows train: every `stride`-th."""
 
     folder: str
     file: str
