@@ -197,6 +197,21 @@ def test_groups_go_with_rows_in_order(model, held):
         SelectiveClassifier(model, 0.08).calibrate(shuffled, groups=[0] * 1409)
 
 
+def test_an_evaluation_has_the_guarantee_and_what_is_answered(model, held, new, tmp_path):
+    triage = SelectiveClassifier(model, 0.2, 0.9).calibrate(held)
+    x, y = new
+    groups = ["ab"[k % 2] for k in range(len(y))]
+    result = triage.evaluate(new, groups=groups)
+    (row,) = result.rows
+    plain = po.evaluate(model, new).rows[0]
+    assert row["metrics"]["nll"] == plain["metrics"]["nll"]
+    details = row["details"]
+    assert details["guarantee"]["said"] == [str(triage.guarantee)]
+    assert details["guarantee"]["threshold"] == [triage.threshold]
+    assert details["answered"] == triage.report(new, groups).columns
+    assert po.Evaluation.from_json(result.to_json(tmp_path / "e.json")).rows[0]["details"]["answered"]["n"][0] == len(y)
+
+
 def test_it_is_kept_as_json(model, held, new, tmp_path):
     chosen = SelectiveClassifier(model, 0.08, foreign=0.05, draws=7).calibrate(held)
     path = tmp_path / "selective.json"

@@ -31,7 +31,6 @@ def run(shell):
 
 
 @pytest.mark.slow  # torch's exporter takes half a minute to load
-@pytest.mark.filterwarnings("ignore")  # and warns of itself
 def test_the_file_says_what_predict_says_of_the_encoded_features(shell, run):
     onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")

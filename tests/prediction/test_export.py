@@ -17,7 +17,6 @@ onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytestmark = [
     pytest.mark.slow,  # torch's exporter takes half a minute to load
-    pytest.mark.filterwarnings("ignore"),  # and warns of itself
 ]
 
 X = Random(0).normal((60, 5))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
@@ -70,6 +71,15 @@ class Evaluation:
         differences = {name: self.differences.get(name, []) + other.differences.get(name, []) for name in names}
         settings = {**self.settings, **other.settings, **({"methods": methods} if methods else {})}
         return Evaluation(self.rows + other.rows, settings, differences)
+
+    def __str__(self) -> str:
+        """The table of the main metrics, as text."""
+        from rich.console import Console
+
+        console = Console(width=160, file=io.StringIO())
+        with console.capture() as found:
+            console.print(self.table())
+        return "\n".join(line.rstrip() for line in found.get().strip("\n").splitlines())
 
     def over_seeds(self) -> Evaluation:
         """One row per method and way: the mean over its seeds, with a 95 % interval over seeds.
@@ -160,7 +170,7 @@ class Evaluation:
 
         shown = self.over_seeds().rows
         there = {name for row in shown for name in row["metrics"]}
-        names = list(metrics or [name for name in _SHOWN if name in there] or sorted(there))
+        names = list(metrics or _main(there) or sorted(there))
         best = {name: _best(name, shown) for name in names}
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True)
@@ -179,6 +189,16 @@ class Evaluation:
         if reasons:
             table.caption = Text("\n".join(f"{reason} ({', '.join(who)})" for reason, who in reasons.items()))
         return table
+
+
+def _main(there: Collection[str]) -> list[str]:
+    """The main metrics among those that are there; without intervals of 0.9, those of the levels that were asked for.
+
+    >>> _main({"nll", "interval_coverage_0.8", "interval_coverage_0.5", "lppd"})
+    ['nll', 'interval_coverage_0.5', 'interval_coverage_0.8']
+    """
+    at_levels = {name: sorted(other for other in there if other.startswith(f"{name}_0.")) for name in _SHOWN}
+    return [found for name in _SHOWN for found in ([name] if name in there else at_levels[name])]
 
 
 def _mean_row(rows: list[Row]) -> Row:

@@ -14,6 +14,8 @@ from posterity.errors import CompatibilityError, DataError, PosterityWarning, St
 from posterity.evaluation.answers import Answers, Rule, answers_of
 from posterity.evaluation.by_group import GroupTable, in_order
 from posterity.evaluation.conformal_scores import conformal_quantile
+from posterity.evaluation.evaluate import evaluate
+from posterity.evaluation.evaluation import Evaluation
 from posterity.evaluation.risk_control import Guarantee, check_risk, control_risk
 from posterity.evaluation.rows import Rows
 from posterity.evaluation.selective_report import COLUMNS, selective_report
@@ -158,6 +160,32 @@ class SelectiveClassifier:
         named = in_order(data, groups)
         rows, labels = self._read(data)
         return self._table(rows, named, labels, calibrating=False)
+
+    def evaluate(self, data: Any, groups: Any = None, **options: Any) -> Evaluation:
+        """`po.evaluate` on labelled rows that did not calibrate, with what is answered of them: a page for an auditor.
+
+        The details of its row have "guarantee", one line, and "answered", the lines of `report`.
+
+        Args:
+            data, groups: as in `report`.
+            options: further ones of `po.evaluate`, such as `ood` and `show`.
+
+        Raises: as `report` and `po.evaluate`.
+        """
+        answered = self.report(data, groups)
+        source = self.source
+        asked = {"groups": groups, "method": str(source.fitted.settings.get("method", "model")), **options}
+        if source.estimator:
+            ((pred, targets),) = source.labelled(data)
+            result = evaluate(pred, targets, **asked)
+        else:
+            result = evaluate(source.fitted, data, via=source.via, draws=source.draws, **asked)
+        found = self._found()
+        line = {"by": self.by, "threshold": self.threshold, "holds": found.holds, "said": str(found), "upper": found.upper}
+        details = result.rows[0].setdefault("details", {})
+        details["guarantee"] = {name: [value] for name, value in {**found.to_json(), **line}.items()}
+        details["answered"] = dict(answered.columns)
+        return result
 
     # --- what is kept --------------------------------------------------------------------------------------------------
 

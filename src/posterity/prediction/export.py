@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +128,7 @@ def write_onnx(
     shapes = tuple({0: rows} for _ in inputs)
     module = module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _quiet():
             program = torch.onnx.export(
                 module, inputs, dynamo=True, verbose=False, dynamic_shapes=(shapes,), input_names=names,
                 output_names=[_FINAL + name for name in module.names],
@@ -154,6 +157,20 @@ def write_onnx(
 
 
 _FINAL = "said."
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter says of itself: deprecations, and operators of libraries that are not there."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _renamed(file: Any, names: Sequence[str]) -> Any:

@@ -38,7 +38,6 @@ def test_every_output_has_a_variance_and_without_spread_the_networks_own_value(n
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's exporter warns of itself
 @pytest.mark.parametrize("name", FRESH)
 def test_the_graph_says_what_the_eager_pass_says(name: str) -> None:
     one = FRESH[name]()

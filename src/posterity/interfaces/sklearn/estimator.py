@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -92,6 +92,12 @@ class Estimator(BaseEstimator):
         goes into `po.evaluate(estimator.predictive(X), y)`.
         """
         return concat(list(self._blocks(X)))
+
+    def about(self, X: Any) -> Callable[[int], str]:
+        """What a row of `X` looks like, by its number: for `show=` of `po.evaluate`."""
+        check_is_fitted(self)
+        frame = frame_of(self, X, reset=False)
+        return lambda row: self.columns_.about(frame, row)
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:
         check_is_fitted(self)

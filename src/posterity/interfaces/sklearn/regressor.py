@@ -34,15 +34,14 @@ class PosterityRegressor(RegressorMixin, Estimator):
     """A regressor that predicts a distribution, in the units of `y`, from a posterior over a network's weights.
 
     `X` is an array of numbers, or a frame of pandas or polars with numbers, categories, text of few values, dates and
-    missing values; what becomes of a column is said by docs/tables.md. Rows of `sample_weight` 0 are left out.
+    missing values; what becomes of a column is said by docs/tables.md. Rows of `sample_weight` 0 are left out. Parameters
+    that are not named here are those of `PosterityClassifier`.
 
     Args:
         likelihood: "gaussian" (one noise std, learned), "heteroscedastic" (a std of each row), "student-t" (forgives
             outliers) or "poisson" (counts).
         target_transform: None; "log" for targets above 0; or "yeo-johnson" for skewed ones. What is predicted is mapped back
             exactly. With the first two likelihoods.
-        method, network, prior, data_weight, epochs, batch_size, validation, calibrate, via, draws, warm_start, random_state,
-            verbose: as of `PosterityClassifier`.
 
     Attributes:
         transform_: the transform with what it learned, or None. columns_: what the columns became. model_: the fitted
