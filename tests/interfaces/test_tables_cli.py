@@ -230,6 +230,18 @@ def test_a_comparison_picks_each_methods_own_data_weight(shell):
     assert "numbers such as 1,10,100" in ends_well(*shell(*call[:-2], "many"))
 
 
+def test_doctor_lists_the_columns_that_a_fit_refuses(shell):
+    frame = numbers()
+    frame["note"] = [f"row {row} said something" for row in range(len(frame))]
+    frame["place"] = [f"place {row // 2}" for row in range(len(frame))]
+    frame.to_csv("data.csv", index=False)
+    code, out, _ = shell("doctor", "data.csv", "--target", "y", "--json")
+    (found,) = [each for each in json.loads(out)["findings"] if each["check"] == "columns"]
+    assert (code, found["status"], found["values"]["columns"]) == (1, "fault", ["note", "place"])
+    assert found["remedy"] == "--drop note --drop place"
+    assert found["remedy"] in ends_well(*shell("fit", "data.csv", "--target", "y"))
+
+
 def test_doctor_lists_what_is_wrong(shell):
     frame = numbers()
     frame["leak"] = 2 * frame["y"] + 1

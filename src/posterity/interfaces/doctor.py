@@ -10,7 +10,7 @@ from posterity.evaluation.diagnosis import diagnose
 from posterity.evaluation.finding import Finding
 from posterity.interfaces.settings import Settings
 from posterity.interfaces.tables.audit import audit
-from posterity.interfaces.tables.prepared import prepare
+from posterity.interfaces.tables.prepared import aim
 from posterity.interfaces.tables.run import TableModel
 
 if TYPE_CHECKING:
@@ -22,10 +22,9 @@ __all__ = ["examine_run", "examine_table"]
 def examine_table(
     frame: pandas.DataFrame, settings: Settings, tell: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
-    """Findings about the columns, the target and the split. Raises DataError: a table that cannot be fitted at all."""
-    prepared = prepare(frame, settings, tell)
-    kept = frame.drop(columns=list(settings.drop))
-    return audit(kept, prepared.target, prepared.parts)
+    """Findings about the columns, the target and the split. Raises DataError: a target or a split that cannot be read."""
+    target, _, parts = aim(frame, settings, tell)
+    return audit(frame.drop(columns=list(settings.drop)), target, parts)
 
 
 def examine_run(folder: str | os.PathLike[str], frame: pandas.DataFrame | None = None) -> list[Finding]:

@@ -20,7 +20,7 @@ from posterity.interfaces.tables.target import Target
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Prepared", "Tell", "prepare"]
+__all__ = ["Prepared", "Tell", "aim", "prepare"]
 
 _STEPS = 4000  # of a fit, within these bounds of epochs
 _EPOCHS = (20, 400)
@@ -99,6 +99,21 @@ def prepare(frame: pandas.DataFrame, settings: Settings, tell: Tell = lambda lin
 
     Raises DataError: whatever is wrong with the table; nothing is written.
     """
+    target, y, parts = aim(frame, settings, tell)
+    left_out = (target.name, *parts.not_features)
+    try:
+        columns = Columns.learn(frame.iloc[parts.train], leave_out=left_out, drop=settings.drop)
+    except DataError:
+        Columns.learn(frame, leave_out=left_out, drop=settings.drop)  # the same fault, with the rows of the file
+        raise
+    inputs = columns.encode(frame)  # what cannot be read is found before the fit, in whichever part it is
+    for line in (*parts.said, *columns.said):
+        tell(line)
+    return Prepared(settings, frame, target, parts, columns, inputs, y)
+
+
+def aim(frame: pandas.DataFrame, settings: Settings, tell: Tell = lambda line: None) -> tuple[Target, Any, Split]:
+    """The target, its values [rows], and the parts of the rows. Raises DataError as `prepare`."""
     if missing := [name for name in settings.drop if name not in frame.columns]:
         raise DataError(f"--drop names columns that are not there: {', '.join(missing)}")
     target, said = Target.guess(frame.drop(columns=list(settings.drop)), settings.target, _task(settings))
@@ -114,16 +129,7 @@ def prepare(frame: pandas.DataFrame, settings: Settings, tell: Tell = lambda lin
         frame, target, validation=settings.validation, test=settings.test, column=settings.split_column,
         group=settings.group, time=settings.time, seed=settings.split_seed,
     )  # fmt: skip
-    left_out = (target.name, *parts.not_features)
-    try:
-        columns = Columns.learn(frame.iloc[parts.train], leave_out=left_out, drop=settings.drop)
-    except DataError:
-        Columns.learn(frame, leave_out=left_out, drop=settings.drop)  # the same fault, with the rows of the file
-        raise
-    inputs = columns.encode(frame)  # what cannot be read is found before the fit, in whichever part it is
-    for line in (*parts.said, *columns.said):
-        tell(line)
-    return Prepared(settings, frame, target, parts, columns, inputs, y)
+    return target, y, parts
 
 
 def _task(settings: Settings) -> str | None:
