@@ -9,17 +9,30 @@ At m = n = 1024, r = 8 the products shrink 64-fold; what is left is memory traff
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from posterity.bench.bench import Cell, Limit, Row
 from posterity.problem.factored import Factored
 
-__all__ = ["measure"]
+__all__ = ["LIMITS", "cells", "claims", "measure"]
+
+LIMITS = {"factored_time": Limit(high=0.2)}
 
 ROWS, WIDTH, RANK, PASSES = 128, 1024, 8, 10
+
+
+def cells(quick: bool, peers: bool) -> Mapping[str, Cell]:
+    """One: the layer."""
+    return {"linear": lambda: [dict(measure(2 if quick else 21))]}
+
+
+def claims(rows: Sequence[Row]) -> dict[str, float]:
+    """Times over that of the dense layer."""
+    return {"factored_time": rows[0]["ratio"], "formed_time": rows[0]["formed_ratio"]}
 
 
 def measure(repeats: int = 7) -> dict[str, float]:

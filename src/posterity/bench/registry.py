@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from posterity.bench import (
     bde_image,
     bde_language,
@@ -29,214 +31,140 @@ from posterity.bench import (
     sghmc_gaussian,
     training_cost,
 )
-from posterity.bench.bench import Bench, Limit
+from posterity.bench.bench import Bench
 
 __all__ = ["BENCHES"]
 
+
+def _bench(module: ModuleType, about: str, shown: str) -> Bench:
+    """The bench of a module with `cells`, `claims` and `LIMITS`; the fields that are shown, as in `Bench`, in a row."""
+    return Bench(about, module.cells, module.claims, module.LIMITS, tuple(shown.split()))
+
+
 BENCHES: dict[str, Bench] = {
-    "training-cost": Bench(
+    "training-cost": _bench(
+        training_cost,
         "time and memory of a training step against torch's AdamW",
-        training_cost.cells,
-        training_cost.claims,
-        training_cost.LIMITS,
-        ("contestant", "milliseconds", "times_adamw", "median_times_adamw", "copies"),
+        "contestant milliseconds times_adamw median_times_adamw copies",
     ),
-    "carrier-cost": Bench(
+    "carrier-cost": _bench(
+        carrier_cost,
         "time of a linear layer with a factored weight against the dense one",
-        lambda quick, peers: {"linear": lambda: [dict(carrier_cost.measure(2 if quick else 21))]},
-        lambda rows: {"factored_time": rows[0]["ratio"], "formed_time": rows[0]["formed_ratio"]},
-        {"factored_time": Limit(high=0.2)},
+        "dense_ms factored_ms formed_ms ratio formed_ratio",
     ),
-    "chains-cost": Bench(
+    "chains-cost": _bench(
+        chains_cost,
         "time of chains side by side against one after the other, and what their draws cost",
-        chains_cost.cells,
-        chains_cost.claims,
-        chains_cost.LIMITS,
-        ("path", "members", "milliseconds", "speedup", "draws", "lppd_error", "predict_seconds", "predict_mebibytes"),
+        "path members milliseconds speedup draws lppd_error predict_seconds predict_mebibytes",
     ),
-    "guarantees": Bench(
+    "guarantees": _bench(
+        guarantees,
         "whether guaranteed risks and coverages are kept, over 400 calibrations on populations of known truth",
-        guarantees.cells,
-        guarantees.claims,
-        guarantees.LIMITS,
-        ("population", "rows", "score", "exceeded", "answers", "coverage", "possible", "covered", "size"),
+        "population rows score exceeded answers coverage possible covered size",
     ),
-    "propagation-rules": Bench(
+    "propagation-rules": _bench(
+        propagation_rules,
         "how far the rules of variance propagation are from quadrature and draws",
-        propagation_rules.cells,
-        propagation_rules.claims,
-        propagation_rules.LIMITS,
-        ("rule", "accuracy", "std", "features", "share", "mean_error", "var_error", "wrong", "total_variation"),
+        "rule accuracy std features share mean_error var_error wrong total_variation",
     ),
-    "propagation-cost": Bench(
+    "propagation-cost": _bench(
+        propagation_cost,
         "time and memory of a pass of means and variances against the network's own",
-        propagation_cost.cells,
-        propagation_cost.claims,
-        propagation_cost.LIMITS,
-        ("method", "rows", "milliseconds", "times_mean", "peak_times_mean", "compile_seconds"),
+        "method rows milliseconds times_mean peak_times_mean compile_seconds",
     ),
-    "propagation-covariance": Bench(
+    "propagation-covariance": _bench(
+        propagation_covariance,
         "stds of outputs by the covariance of variance propagation against 1000 draws",
-        propagation_covariance.cells,
-        propagation_covariance.claims,
-        propagation_covariance.LIMITS,
-        ("network", "via", "std_ratio", "std_ratio_spread", "correlation", "variation", "time", "draws"),
+        "network via std_ratio std_ratio_spread correlation variation time draws",
     ),
-    "propagation-models": Bench(
+    "propagation-models": _bench(
+        propagation_models,
         "propagation through networks that others wrote: whether it runs, as graph and file too, and against 256 draws",
-        propagation_models.cells,
-        propagation_models.claims,
-        propagation_models.LIMITS,
-        (
-            "eager",
-            "graph",
-            "onnx",
-            "mean_gap",
-            "mean_gap_network",
-            "var_ratio",
-            "var_ratio_pooled",
-            "log_var_correlation",
-        ),
+        "eager graph onnx mean_gap mean_gap_network var_ratio var_ratio_pooled log_var_correlation",
     ),
-    "score-gaussian": Bench(
+    "score-gaussian": _bench(
+        score_gaussian,
         "score-based variational inference on normal targets of known spectra",
-        score_gaussian.cells,
-        score_gaussian.claims,
-        score_gaussian.LIMITS,
-        ("method", "seed", "kl", "kl_per_dim", "variance_ratio", "correlation_error"),
+        "method seed kl kl_per_dim variance_ratio correlation_error",
     ),
-    "score-mixture": Bench(
+    "score-mixture": _bench(
+        score_mixture,
         "which of two modes each family finds, and with what weight",
-        score_mixture.cells,
-        score_mixture.claims,
-        score_mixture.LIMITS,
-        ("seed", "kl", "right_mass", "seconds"),
+        "seed kl right_mass seconds",
     ),
-    "score-posteriordb": Bench(
+    "score-posteriordb": _bench(
+        score_posteriordb,
         "score-based variational inference on sixteen posteriors with reference draws",
-        score_posteriordb.cells,
-        score_posteriordb.claims,
-        score_posteriordb.LIMITS,
-        ("method", "seed", "trial", "elbo", "mean_error", "sd_ratio_low", "sd_ratio_high", "seconds"),
+        "method seed trial elbo mean_error sd_ratio_low sd_ratio_high seconds",
     ),
-    "score-mnist": Bench(
+    "score-mnist": _bench(
+        score_mnist,
         "score-based variational inference on 1000 digits beside MAP, ADVI, IVON, Laplace and a deep ensemble",
-        score_mnist.cells,
-        score_mnist.claims,
-        score_mnist.LIMITS,
-        ("method", "seed", "rate", "other", "validation_nll", "error", "nll", "ece", "ood_auroc", "seconds"),
+        "method seed rate other validation_nll error nll ece ood_auroc seconds",
     ),
-    "score-cost": Bench(
+    "score-cost": _bench(
+        score_cost,
         "time and memory of a step of score-based variational inference against SGD, AdamW and autograd's ADVI",
-        score_cost.cells,
-        score_cost.claims,
-        score_cost.LIMITS,
-        ("contestant", "milliseconds", "times_sgd", "median_times_sgd", "copies"),
+        "contestant milliseconds times_sgd median_times_sgd copies",
     ),
-    "sghmc-gaussian": Bench(
+    "sghmc-gaussian": _bench(
+        sghmc_gaussian,
         "Hamiltonian chains on normal targets: stationary variances, limits of stability, masses, gradient noise",
-        sghmc_gaussian.cells,
-        sghmc_gaussian.claims,
-        sghmc_gaussian.LIMITS,
-        ("sampler", "friction", "step", "error", "eig_low", "eig_high"),
+        "sampler friction step error eig_low eig_high",
     ),
-    "bde-tabular": Bench(
+    "bde-tabular": _bench(
+        bde_tabular,
         "chains from the members of a converged ensemble on five tables: masses, noise correction, warm-up, step sizes",
-        bde_tabular.cells,
-        bde_tabular.claims,
-        bde_tabular.LIMITS,
-        ("method", "window", "picked", "step_size", "lppd", "single_lppd", "rmse", "coverage", "lost", "kinetic"),
+        "method window picked step_size lppd single_lppd rmse coverage lost kinetic",
     ),
-    "bde-image": Bench(
+    "bde-image": _bench(
+        bde_image,
         "chains from the members of an ensemble on Fashion-MNIST and on CIFAR-10 from JPEG files",
-        bde_image.cells,
-        bde_image.claims,
-        bde_image.LIMITS,
-        ("method", "window", "picked", "step_size", "lppd", "single_lppd", "accuracy", "ece", "lost", "kinetic"),
+        "method window picked step_size lppd single_lppd accuracy ece lost kinetic",
     ),
-    "bde-language": Bench(
+    "bde-language": _bench(
+        bde_language,
         "chains from the members of an ensemble of character models",
-        bde_language.cells,
-        bde_language.claims,
-        bde_language.LIMITS,
-        ("method", "window", "picked", "step_size", "lppd", "perplexity_test", "perplexity_lamb", "lost", "kinetic"),
+        "method window picked step_size lppd perplexity_test perplexity_lamb lost kinetic",
     ),
-    "low-rank-cost": Bench(
+    "low-rank-cost": _bench(
+        low_rank_cost,
         "a low-rank draw's gradient, predictions and whole trainings, against dense weights and an ensemble",
-        low_rank_cost.cells,
-        low_rank_cost.claims,
-        low_rank_cost.LIMITS,
-        ("method", "contestant", "milliseconds", "times_dense", "passes", "times_ensemble", "times_adamw"),
+        "method contestant milliseconds times_dense passes times_ensemble times_adamw",
     ),
-    "low-rank-fashion": Bench(
+    "low-rank-fashion": _bench(
+        low_rank_fashion,
         "low-rank networks, mean-field and an ensemble on Fashion-MNIST, and Kuzushiji as what is foreign",
-        low_rank_fashion.cells,
-        low_rank_fashion.claims,
-        low_rank_fashion.LIMITS,
-        (
-            "method",
-            "seed",
-            "rate",
-            "accuracy",
-            "nll",
-            "ece",
-            "auroc_mi",
-            "auroc_c",
-            "auroc_var",
-            "parameters",
-            "seconds",
-        ),
+        "method seed rate accuracy nll ece auroc_mi auroc_c auroc_var parameters seconds",
     ),
-    "low-rank-change": Bench(
+    "low-rank-change": _bench(
+        low_rank_change,
         "Bayesian low-rank adaptation of a sentence encoder and of a language model",
-        low_rank_change.cells,
-        low_rank_change.claims,
-        low_rank_change.LIMITS,
-        ("method", "data_weight", "accuracy", "nll", "ece", "ood_auroc_mi_oos", "perplexity", "parameters", "seconds"),
+        "method data_weight accuracy nll ece ood_auroc_mi_oos perplexity parameters seconds",
     ),
-    "certificate": Bench(
+    "certificate": _bench(
+        certificate,
         "PAC-Bayes bounds of low-rank and mean-field posteriors under three priors",
-        certificate.cells,
-        certificate.claims,
-        certificate.LIMITS,
-        ("method", "prior", "verdict", "bound", "mcallester", "kl", "gibbs_error", "test_error", "majority_error"),
+        "method prior verdict bound mcallester kl gibbs_error test_error majority_error",
     ),
-    "low-rank-icu": Bench(
+    "low-rank-icu": _bench(
+        low_rank_icu,
         "low-rank networks and six rivals on deaths in intensive care, and on patients of a unit that was never seen",
-        low_rank_icu.cells,
-        low_rank_icu.claims,
-        low_rank_icu.LIMITS,
-        ("block", "method", "data_weight", "rate", "auroc", "nll", "ece", "ood_auroc_mi_csru", "parameters", "seconds"),
+        "block method data_weight rate auroc nll ece ood_auroc_mi_csru parameters seconds",
     ),
-    "selective": Bench(
+    "selective": _bench(
+        selective,
         "answering selectively: one calibrated pass, the mean network, a temperature, draws and streamlining on nine tasks",
-        selective.cells,
-        selective.claims,
-        selective.LIMITS,
-        (
-            "method",
-            "nll",
-            "ece",
-            "aurc",
-            "coverage_at_risk_0.05",
-            "ood_auroc_entropy",
-            "times_mean",
-            "nll_minus_temperature",
-            "aurc_minus_temperature",
-        ),
+        "method nll ece aurc coverage_at_risk_0.05 times_mean nll_minus_temperature aurc_minus_temperature",
     ),
-    "low-rank-air": Bench(
+    "low-rank-air": _bench(
+        low_rank_air,
         "low-rank recurrent networks and six rivals on the air of Beijing, and of the country around it",
-        low_rank_air.cells,
-        low_rank_air.claims,
-        low_rank_air.LIMITS,
-        ("block", "method", "data_weight", "rmse", "nll", "coverage_95", "width_95", "mae_80", "parameters", "seconds"),
+        "block method data_weight rmse nll coverage_95 width_95 mae_80 parameters seconds",
     ),
-    "low-rank-text": Bench(
+    "low-rank-text": _bench(
+        low_rank_text,
         "low-rank transformers and six rivals on opinions of films, and on sentences about something else",
-        low_rank_text.cells,
-        low_rank_text.claims,
-        low_rank_text.LIMITS,
-        ("block", "method", "data_weight", "accuracy", "nll", "ece", "ood_auroc_mi_sms", "parameters", "seconds"),
+        "block method data_weight accuracy nll ece ood_auroc_mi_sms parameters seconds",
     ),
 }
