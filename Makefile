@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: help demo test test-all lint docs bench-check peers clean
+.PHONY: help demo test test-all lint docs site examples bench-check peers clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,8 +40,17 @@ lint: $(VENV)/.dev ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.dev ## the pages under docs/: their examples run, their links lead somewhere
+docs: $(VENV)/.dev ## the pages under docs/: their tables written anew, their examples run, their links lead somewhere
+	$(BIN)/python website/evidence.py
+	$(BIN)/python website/commands.py
+	$(BIN)/python website/promises.py
 	$(BIN)/python -m pytest -q README.md docs tests/test_docs.py
+
+site: $(VENV)/.dev ## the site of these pages and the API: build/site/index.html
+	$(BIN)/python website/build.py
+
+examples: $(VENV)/.dev ## the scripts under examples/, on the data that POSTERITY_DATA names
+	$(PYTEST) tests/test_examples.py
 
 bench-check: $(VENV)/.dev ## the committed figures against their thresholds
 	$(BIN)/posterity bench --check
