@@ -24,7 +24,7 @@ _BLOCK = re.compile(
 def filled(page: str, depth: int = 0) -> str:
     """A page with every table of evidence as the JSON has it now; `depth` folders lie between it and docs/.
 
-    Raises KeyError: a row of a table has none of the claims that its columns name.
+    Raises KeyError: a row or a column of a table has none of the claims that it names.
     """
     return _BLOCK.sub(lambda block: _table(block, "../" * (depth + 1)), page)
 
@@ -33,12 +33,11 @@ def _table(block: re.Match[str], up: str) -> str:
     bench = block["bench"]
     record = json.loads((RESULTS / f"{bench}.json").read_text("utf-8"))
     rows, columns = _pairs(block["rows"]), _pairs(block["columns"])
-    lines = [["", *columns], ["---"] * (len(columns) + 1)]
-    for label, key in rows.items():
-        cells = [_cell(record["claims"], template.format(key)) for template in columns.values()]
-        if not any(cells):
-            raise KeyError(f"{bench} claims nothing of {key}: {', '.join(columns.values())}")
-        lines.append([label, *cells])
+    cells = [[_cell(record["claims"], template.format(key)) for template in columns.values()] for key in rows.values()]
+    for name, part in (*zip(rows.values(), cells), *zip(columns.values(), zip(*cells))):
+        if not any(part):
+            raise KeyError(f"{bench} claims nothing of {name}")
+    lines = [["", *columns], ["---"] * (len(columns) + 1), *([label, *row] for label, row in zip(rows, cells))]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     source = f"`{record['command']}`, [{bench}.json]({up}benchmarks/results/{bench}.json)"
     return f"{block[0].splitlines()[0]}\n\n{table}\n\n{source}\n\n<!-- end -->"
