@@ -131,7 +131,7 @@ class Algorithm(ABC):
         """Raise where the problem's prior is of no class that this algorithm takes."""
         prior = problem.prior
         if not isinstance(prior, self.priors):
-            names = " or ".join(prior.name for prior in self.priors)
+            names = " or ".join(each.name for each in self.priors if each is not Flat)  # flat is a bare density's
             if isinstance(prior, Flat):
                 raise PriorError(f"{type(self).__name__} needs a {names} prior, and a bare density has a flat one")
             raise PriorError(
