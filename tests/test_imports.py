@@ -19,11 +19,14 @@ ROOT = Path(posterity.__file__).parent
 SHARED = ("errors", "tree", "random", "history")
 ORDER = ("problem", "posterior", "inference", "prediction", "model", "evaluation", "training", "models")
 # may import all of the package; nothing before does
-END = ("interfaces", "testing", "bench", "sklearn", "__init__", "__main__")
+END = (
+    "interfaces", "testing", "bench", "sklearn", "huggingface", "lightning", "torchmetrics", "loggers", "__init__",
+    "__main__",
+)  # fmt: skip
 CORE = {"torch", "numpy", "safetensors", "rich", "typer"}
 HEAVY = (
     "sklearn", "pandas", "scipy", "matplotlib", "transformers", "hypothesis", "pyarrow", "altair", "jinja2", "PIL", "yaml",
-    "arviz", "xarray",
+    "arviz", "xarray", "accelerate", "lightning", "pytorch_lightning", "torchmetrics", "tensorboard", "mlflow",
 )  # fmt: skip
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from posterity.training.checkpoint import carried, left_behind, restore
 from posterity.training.held_out import sources
 from posterity.training.loop import Budget, Callback, Position, check_settings, run_stage
 from posterity.training.progress import Watch, watching
+from posterity.training.settings import settings_of
 from posterity.training.starts import member_starts
 from posterity.training.survey import Survey, check_held_out, survey
 from posterity.tree import Tree, count, weights
@@ -123,15 +124,11 @@ def fit(
         raise CompatibilityError(f"method must be an algorithm such as po.MAP(), got {method!r}")
     if epochs is not None and steps is not None:
         raise CompatibilityError("give epochs= or steps=, not both")
-    for name, value in {
-        "epochs": epochs,
-        "steps": steps,
-        "patience": patience,
-        "checkpoint_every": checkpoint_every,
-    }.items():
+    counts = {"epochs": epochs, "steps": steps, "patience": patience, "checkpoint_every": checkpoint_every}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise CompatibilityError(f"{name} must be at least 1, got {value}")
-    if seed < 0:
+    if not isinstance(seed, Integral) or seed < 0:
         raise CompatibilityError(f"seed must be a whole number of at least 0, got {seed}")
     if accumulation < 1:
         raise CompatibilityError(f"accumulation must be at least 1, got {accumulation}")
@@ -139,6 +136,7 @@ def fit(
         raise CompatibilityError("resume=True needs out=, the folder of the run to go on with")
     if patience is not None and validation is None:
         raise CompatibilityError("patience= needs validation=: nothing else tells when to stop")
+    seed = int(seed)  # numpy's integers are no JSON
     random = Random(seed)
     folder = None if out is None else prepare_folder(out)
 
@@ -164,7 +162,7 @@ def fit(
     stages = method.stages(plan) if start is None else method.stages_from_start(plan)
     for algorithm, _ in stages:
         algorithm.check(problem, found.first)
-    settings = _settings(problem, method, plan, whole, steps, seed, accumulation, patience)
+    settings = settings_of(problem, method, plan, whole, steps, seed, accumulation, patience)
     if resume and folder is not None and (finished := _finished(folder, module, settings, output, device)):
         return finished
     budget = Budget(whole, accumulation, patience, checkpoint_every, max_failures, None if data_size else found.rows)
@@ -269,34 +267,6 @@ def _weighted(likelihood: Likelihood, class_weight: Any) -> Likelihood:
     if isinstance(class_weight, Sequence) and not isinstance(class_weight, str):
         class_weight = tuple(class_weight)
     return dataclasses.replace(likelihood, class_weight=class_weight)  # type: ignore[type-var]
-
-
-def _settings(
-    problem: NetworkProblem, method: Algorithm, plan: Plan, epochs: int | None, steps: int | None, seed: int,
-    accumulation: int, patience: int | None,
-) -> dict[str, Any]:  # fmt: skip
-    trainable = problem.network.trainable
-    settings = {
-        "method": method.title,
-        "hyperparameters": method.hyperparameters(),
-        "likelihood": problem.likelihood.to_json(),
-        "prior": problem.prior.to_json(),
-        "data_size": problem.data_size,
-        "data_weight": problem.data_weight,
-        "temperature": 1.0,
-        "seed": seed,
-        "epochs": epochs,
-        "steps": steps,
-        "batch_size": plan.batch_size,
-        "accumulation": accumulation,
-        "patience": patience,
-        "precision": problem.precision,
-        "clip": problem.clip,
-        "reader": dataclasses.asdict(problem.reader),
-        "network": {name: list(leaf.shape) for name, leaf in trainable.items()},
-        "idle": sorted(problem.idle),
-    }
-    return json.loads(json.dumps(settings, default=str))
 
 
 def _headline(problem: NetworkProblem, method: Algorithm, found: Survey) -> str:

@@ -30,7 +30,7 @@ from posterity.training.checkpoint import flatten
 from posterity.training.progress import Watch
 from posterity.tree import Tree, member
 
-__all__ = ["Budget", "Position", "check_settings", "run_stage", "validation_nll"]
+__all__ = ["Budget", "Position", "account", "check_settings", "end_epoch", "run_stage", "validation_nll"]
 
 Callback = Callable[[dict[str, Any]], None]
 
@@ -142,7 +142,7 @@ def run_stage(
             steps_before = position.step
             for batches in _batches(streams, budget.accumulation):
                 state, info = algorithm.step(problem, state, batches, random)
-                _account(position, info, batches, budget)
+                account(position, info, budget.max_failures)
                 if (emitted := algorithm.emit(state)) is not None and writer is not None:
                     writer.extend(emitted)
                 position.step += 1
@@ -161,7 +161,7 @@ def run_stage(
                     "an epoch had no batch that can be trained on: every target is ignored, or every batch has one row"
                 )
             _check_rows(position, budget, source, members)
-            state, row = _end_epoch(problem, algorithm, state, position, validation, random)
+            state, row = end_epoch(problem, algorithm, state, position, validation, random)
             history.append(row)
             position.history = list(history)
             for callback in callbacks:
@@ -205,12 +205,17 @@ def _nll(info: Info) -> float:
     return float(finite.mean()) if finite.numel() else float("nan")
 
 
-def _account(position: Position, info: Info, batches: Sequence[Any], budget: Budget) -> None:
+def account(position: Position, info: Info, max_failures: int) -> None:
+    """Add one step to the sums of its epoch.
+
+    Raises:
+        NonFiniteError: the last `max_failures` steps of a member were not finite.
+    """
     finite = (info.finite if info.lost is None else info.finite | info.lost.to(info.finite)).tolist()
     position.failures = [0 if fine else count + 1 for fine, count in zip(finite, position.failures)]
     if not all(finite):
         position.skipped += 1
-        if (worst := max(position.failures)) >= budget.max_failures:
+        if (worst := max(position.failures)) >= max_failures:
             k = position.failures.index(worst)
             raise NonFiniteError(
                 f"the loss or its gradient was not finite {worst} steps in a row (member {k}, epoch {position.epoch}, "
@@ -237,7 +242,7 @@ def _check_rows(position: Position, budget: Budget, source: Source, members: int
         )
 
 
-def _end_epoch(
+def end_epoch(
     problem: NetworkProblem,
     algorithm: Algorithm,
     state: Any,
@@ -245,6 +250,7 @@ def _end_epoch(
     validation: Source | None,
     random: Random,
 ) -> tuple[Any, dict[str, Any]]:
+    """The state, told the validation NLL if there is any, and the epoch's line of the history."""
     steps = position.sums.pop("steps", 0.0)
     row: dict[str, Any] = {"stage": algorithm.name, "epoch": position.epoch, "step": position.step}
     row |= {name: total / steps for name, total in position.sums.items()} if steps else {"nll": float("nan")}
