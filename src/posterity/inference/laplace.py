@@ -137,6 +137,12 @@ class LastLayerLaplace(Algorithm):
         return known or {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
 
     def _curvature(self, problem: NetworkProblem, theta: Tree, layer: LastLayer, batch: Batch) -> Tree:
+        units, width = problem.network.trainable[layer.weight].shape[0], layer.features.shape[-1]
+        if self.structure == "full" and (size := units * width) > LARGEST_FULL:
+            raise CompatibilityError(
+                f"the last layer has {size} weights: a full precision matrix would take {size**2 * 8 / 2**30:.1f} GiB; "
+                "use LastLayerLaplace(structure='kronecker')"
+            )
         fisher = problem.likelihood.fisher(layer.outputs, pick(theta, LIKELIHOOD)).double()
         count = (~problem.likelihood.void(batch.targets)).to(fisher)  # as in the loss: how often each row counts
         if batch.weight is not None:
@@ -149,18 +155,12 @@ class LastLayerLaplace(Algorithm):
                 fisher = torch.einsum("rjtu,rjl,rltv->ruv", jacobian, fisher, jacobian)
             summed = torch.einsum("r,rth,rti->hi", count, features, features) / features.shape[1]
             return {"outputs": fisher.sum(0), "features": summed, "count": count.sum()}
-        units, width = problem.network.trainable[layer.weight].shape[0], features.shape[-1]
-        if (size := units * width) > LARGEST_FULL:
-            raise CompatibilityError(
-                f"the last layer has {size} weights: a full precision matrix would take {size**2 * 8 / 2**30:.1f} GiB; "
-                "use LastLayerLaplace(structure='kronecker')"
-            )
         if jacobian is None:
             blocks = torch.einsum("rab,rth,rti->ahbi", fisher, features, features)
         else:
             by_weight = torch.einsum("rjtu,rth->rjuh", jacobian, features)
             blocks = torch.einsum("rjah,rjl,rlbi->ahbi", by_weight, fisher, by_weight)
-        return {layer.weight: blocks.reshape(size, size)}
+        return {layer.weight: blocks.flatten(2).flatten(0, 1)}
 
     def point(self, state: LaplaceState) -> Tree:
         return state.theta

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -330,7 +331,7 @@ def prior_from(spec: Prior | str | float) -> Prior:
     """
     if isinstance(spec, Prior):
         return spec
-    if isinstance(spec, int | float) and not isinstance(spec, bool):
+    if isinstance(spec, Real) and not isinstance(spec, bool):
         return Normal(float(spec))
     if isinstance(spec, str) and spec in _PRIORS:
         return _PRIORS[spec]()
