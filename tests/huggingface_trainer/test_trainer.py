@@ -130,7 +130,8 @@ class _Killed(TrainerCallback):
     ("method", "every", "prior"),
     [
         (po.IVON(), 2, "number"), (po.IVON(), 3, "centred"), (po.ScoreVI(), 2, "centred"),
-        (po.MeanFieldVI(), 3, "number"), (po.MAP(), 2, "number"),
+        pytest.param(po.MeanFieldVI(), 3, "number", marks=pytest.mark.slow),
+        pytest.param(po.MAP(), 2, "number", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )  # fmt: skip

@@ -41,7 +41,7 @@ def test_the_file_says_what_predict_says_of_the_encoded_features(shell, run):
         code, out, err = shell("export", "run", "-o", file, *options, "--json")
         assert code == 0, err
         told = json.loads(out)
-        assert set(told) == {"path", "via", "outputs", "difference", "columns"}
+        assert set(told) == {"path", "via", "outputs", "difference", "columns", "takes"}
         assert (told["path"], told["via"], told["outputs"]) == (file, options[1], ["probs", "entropy", "epistemic"])
         assert 0 <= told["difference"] <= 1e-5
         assert {path for path in set(Path().rglob("*")) - before if path.is_file()} == {Path(file)}

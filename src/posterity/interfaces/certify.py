@@ -88,7 +88,7 @@ def certificate_of(
     prior = None
     if prior_run is not None:
         other = TableModel.load(prior_run)
-        seen = other.trained_among(other.columns.encode(frame))
+        seen = other.trained_among(frame)
         if seen > 0.01 * len(frame):
             raise DataError(
                 f"{seen:,} of {len(frame):,} rows are among those that {prior_run} was trained on: a prior has to come from "

@@ -39,7 +39,7 @@ def examine_run(folder: str | os.PathLike[str], frame: pandas.DataFrame | None =
     foreign = [name for name in fitted.columns.foreign(frame) if name != fitted.target.name]
     unseen = fitted.columns.unseen(frame)
     labelled = fitted.labelled(frame)
-    seen = fitted.trained_among(labelled[0])
+    seen = fitted.trained_among(frame)
     findings = [
         Finding(
             "foreign columns", "warning" if foreign else "ok",

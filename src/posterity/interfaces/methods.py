@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 import posterity as po
 from posterity.errors import CompatibilityError
 
-__all__ = ["DROPOUT", "METHODS", "hint", "method_named"]
+__all__ = ["DEFAULT", "DROPOUT", "METHODS", "hint", "method_named"]
 
 DROPOUT = 0.05  # of a preset network under mc-dropout
+DEFAULT = "deep-ensemble"  # where no method is asked for
 
 _MAP = po.MAP(learning_rate=po.Cosine(5e-3))
 

@@ -42,7 +42,7 @@ class Settings:
     """Everything that `fit` and `compare` can be told; the names are those of the options and of the YAML keys.
 
     Args:
-        data: path of the table.
+        data: path of the table, or of the folder of pictures.
         target, task: guessed, and said, unless given.
         drop: columns to leave out.
         validation, test: shares of the rows.
@@ -50,7 +50,7 @@ class Settings:
         split_seed: of the split.
         network: "linear", "mlp", "resmlp" or a class.
         likelihood: "categorical" or "gaussian" by the task, unless given.
-        method: a name (see `methods`) or a class.
+        method: a name (see `methods`) or a class; a deep ensemble unless given.
         rank: of the method, where it has one (low-rank, swag, score-vi-low-rank).
         methods: of a comparison: names, or name -> class.
         seeds: of a comparison, how many.
@@ -60,8 +60,12 @@ class Settings:
             are further rows of the table.
         epochs: per member; by the number of rows unless given.
         batch_size: by the number of rows unless given.
-        calibrate: fit a temperature on the validation rows; wherever there are 30, unless given.
+        calibrate: fit a temperature on the validation rows; of a table wherever there are 30, unless given.
         seed: of the fit and its predictions.
+        text: column that holds texts, for a pretrained network to read.
+        backbone: of pictures and texts: a known name or a local folder; by the kind unless given.
+        adapt: what is inferred of it: "head", "last-blocks" or "low-rank".
+        false_alarms: the rate at which what belongs may be called out of scope.
     """
 
     data: str | None = None
@@ -76,7 +80,7 @@ class Settings:
     split_seed: int = 0
     network: Named = "mlp"
     likelihood: str | None = None
-    method: Named = "deep-ensemble"
+    method: Named | None = None
     rank: int | None = None
     methods: tuple[str, ...] | Mapping[str, Named] = tuple(METHODS)
     seeds: int = 3
@@ -87,9 +91,13 @@ class Settings:
     batch_size: int | None = None
     calibrate: bool | None = None
     seed: int = 0
+    text: str | None = None
+    backbone: str | None = None
+    adapt: str | None = None
+    false_alarms: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("validation", "test", "prior", "data_weight"):
+        for name in ("validation", "test", "prior", "data_weight", "false_alarms"):
             if isinstance(value := getattr(self, name), str):  # YAML reads 1e-3, without a point, as text
                 object.__setattr__(self, name, _numbers(name, value)[0])
         for field in dataclasses.fields(self):
@@ -116,6 +124,8 @@ class Settings:
                 )
             if not isinstance(named, str | Mapping):
                 raise DataError(f"method {name!r} must be a name or a class, got {named!r}")
+        if not 0 < self.false_alarms < 1:
+            raise DataError(f"false_alarms is a share of rows in (0, 1), got {self.false_alarms:g}")
         for name in ("prior", "data_weight", "epochs", "batch_size", "seeds", "rank"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise DataError(f"{name} must be above 0, got {value}")
@@ -130,7 +140,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "data_weights": (str, float, int, list, tuple),
     "validation": (float, int), "test": (float, int), "prior": (float, int), "data_weight": (float, int),
     "split_seed": (int,), "seeds": (int,), "epochs": (int,), "rank": (int,), "batch_size": (int,), "seed": (int,),
-    "calibrate": (bool,),
+    "calibrate": (bool,), "false_alarms": (float, int),
 }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""`posterity fit | predict | evaluate | compare | doctor`: tables in, posteriors, predictions, metrics and advice out."""
+"""`posterity fit | predict | evaluate | compare | doctor`: rows in, posteriors, predictions, metrics and advice out.
+
+Rows are those of a table; of fit, predict and evaluate pictures in a folder and texts in a column too (`kinds.py`).
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,29 @@ from posterity.interfaces.console import say, stdout
 from posterity.interfaces.results import folder, listed, show, write_json
 
 if TYPE_CHECKING:
+    from posterity.interfaces.kinds import Kind
     from posterity.interfaces.settings import Settings
-    from posterity.interfaces.tables.prepared import Prepared
 
 __all__ = ["compare", "doctor", "evaluate", "fit", "predict"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only; progress goes to stderr.")]
 _METHOD = "map, deep-ensemble (default), mean-field, ivon, score-vi, laplace; or a dotted class path."
+Data = Annotated[
+    Path, typer.Argument(help="CSV, Parquet, a folder of pictures; or a YAML file with the options' keys.")
+]
 Table = Annotated[Path, typer.Argument(help="CSV or Parquet; or a YAML file with the same keys as the options.")]
 Run = Annotated[Path, typer.Argument(help="The folder that fit wrote.")]
 Target = Annotated[str | None, typer.Option(help="Column to predict; guessed, and said, unless given.")]
 Task = Annotated[str | None, typer.Option(help="classification or regression; guessed, and said, unless given.")]
+AnyTask = Annotated[str | None, typer.Option(help="classification, regression, image or text; guessed unless given.")]
+Text = Annotated[str | None, typer.Option(help="Column that holds texts, for a backbone to read.")]
+Backbone = Annotated[
+    str | None, typer.Option(help="efficientnet-lite0 (pictures), minilm (texts), or a local Hugging Face folder.")
+]
+Adapt = Annotated[str | None, typer.Option(help="Of the backbone: head (default), last-blocks or low-rank.")]
+FalseAlarms = Annotated[
+    float | None, typer.Option(help="Share of rows that belong which out_of_scope may name; 0.05 unless given.")
+]
 Drop = Annotated[list[str] | None, typer.Option(help="Column to leave out; repeat it, or give several by commas.")]
 Network = Annotated[str | None, typer.Option(help="linear, mlp (default), resmlp, or a dotted class path.")]
 Likelihood = Annotated[
@@ -52,9 +67,10 @@ Draws = Annotated[int | None, typer.Option(help="Draws of the weights; 32, or al
 
 
 def fit(
-    data: Table,
+    data: Data,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
-    target: Target = None, task: Task = None, drop: Drop = None,
+    target: Target = None, task: AnyTask = None, drop: Drop = None,
+    text: Text = None, backbone: Backbone = None, adapt: Adapt = None, false_alarms: FalseAlarms = None,
     method: Annotated[str | None, typer.Option(help=_METHOD)] = None, rank: Rank = None,
     network: Network = None, likelihood: Likelihood = None, epochs: Epochs = None, batch_size: BatchSize = None,
     prior: Prior = None, data_weight: Weight = None, test: Test = None, validation: Validation = None,
@@ -63,24 +79,22 @@ def fit(
     resume: Annotated[bool, typer.Option(help="Go on with the run in --out, or return it.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Fit a posterior to a table; evaluate it on the rows kept for the test."""
-    from posterity.interfaces.tables.run import fit_table
-
-    _one_thread()
+    """Fit a posterior to a table, a folder of pictures or a column of texts; evaluate it on the rows kept for the test."""
     options = {
         "target": target, "task": task, "drop": drop, "method": method, "rank": rank, "network": network,
         "likelihood": likelihood, "epochs": epochs, "batch_size": batch_size, "prior": prior, "data_weight": data_weight,
         "test": test, "validation": validation, "split_column": split_column, "group": group, "time": time, "seed": seed,
-        "split_seed": split_seed, "calibrate": calibrate,
+        "split_seed": split_seed, "calibrate": calibrate, "text": text, "backbone": backbone, "adapt": adapt,
+        "false_alarms": false_alarms,
     }  # fmt: skip
-    prepared = _prepared(data, options)
+    kind, prepared = _prepared(data, options)
     began = perf_counter()
-    fitted = fit_table(prepared, out, resume=resume, tell=say)
+    fitted = kind.fit(prepared, out, resume=resume, tell=say)
     say(f"fitted in {perf_counter() - began:.0f} s: {out}")
     if not len(prepared.parts.test):
         if as_json:
             write_json({"run": str(out)})
-        say(f"no rows were kept for a test: posterity evaluate {out} OTHER.csv")
+        say(f"no rows were kept for a test: posterity evaluate {out} OTHER")
         return
     rows = prepared.frame.iloc[prepared.parts.test]
     _evaluated(fitted, rows, out, {}, prepared.groups, as_json)
@@ -88,22 +102,20 @@ def fit(
 
 def predict(
     run: Run,
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet with the columns of the fit; a target is not needed.")],
+    data: Annotated[Path, typer.Argument(help="CSV, Parquet or folder of pictures, as of the fit; no target is needed.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="CSV or Parquet; stdout unless given.")] = None,
     level: Annotated[float, typer.Option(help="Of the intervals lower to upper.")] = 0.9,
     via: Via = None, draws: Draws = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Predict every row of a table, in its order: mean and std with intervals, or classes with probabilities."""
+    """Predict every row, in order: mean and std with intervals, or classes with probabilities."""
+    from posterity.interfaces.kinds import loaded
     from posterity.interfaces.tables.read import write_table
-    from posterity.interfaces.tables.run import TableModel
     from posterity.interfaces.tables.words import plural
 
-    _one_thread()
     if not 0 < level < 1:
         raise DataError(f"--level must be a fraction between 0 and 1, got {level:g}")
-    fitted = TableModel.load(run)
-    frame = _read(data)
-    _say_unused(fitted, frame)
+    fitted = loaded(run)
+    frame = _known(fitted, data)
     predictions = fitted.predict(frame, level, via, draws)
     if output is not None:
         write_table(predictions, output)
@@ -116,8 +128,10 @@ def predict(
 
 def evaluate(
     run: Run,
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet with the target.")],
-    ood: Annotated[list[Path] | None, typer.Option(help="A foreign table to be told apart; may be repeated.")] = None,
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet with the target, or a folder of classes of pictures.")],
+    ood: Annotated[
+        list[Path] | None, typer.Option(help="A foreign table or folder to be told apart; may be repeated.")
+    ] = None,
     group: Annotated[list[str] | None, typer.Option(help="Column to evaluate by groups of; may be repeated.")] = None,
     via: Annotated[str | None, typer.Option(help="draws, mean, propagation, or several by a comma.")] = None,
     draws: Draws = None,
@@ -125,14 +139,12 @@ def evaluate(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Evaluate a run on labelled rows: a table, evaluation.json and report.html."""
-    from posterity.interfaces.tables.run import TableModel
+    from posterity.interfaces.kinds import loaded
 
-    _one_thread()
-    fitted = TableModel.load(run)
+    fitted = loaded(run)
     folder(out or run)
-    frame = _read(data)
-    _say_unused(fitted, frame)
-    foreign = {path.stem: _read(path) for path in ood or []}
+    frame = _known(fitted, data)
+    foreign = {path.stem: fitted.read(path, say) for path in ood or []}
     _evaluated(fitted, frame, out or run, foreign, group or [], as_json, via, draws, str(data))
 
 
@@ -152,7 +164,6 @@ def compare(
     """Compare methods x seeds on one table with one budget: a table, evaluation.json and report.html."""
     from posterity.interfaces.tables.compare import compare_methods
 
-    _one_thread()
     options = {
         "methods": methods, "seeds": seeds, "target": target, "task": task, "drop": drop, "network": network,
         "likelihood": likelihood, "epochs": epochs, "batch_size": batch_size, "prior": prior,
@@ -160,7 +171,8 @@ def compare(
         "split_column": split_column, "group": group, "time": time, "seed": seed, "split_seed": split_seed,
         "calibrate": calibrate,
     }  # fmt: skip
-    prepared = _prepared(data, options)
+    kind, prepared = _prepared(data, options)
+    _tables_only(kind, "compare")
     folder(out.parent)
     result = compare_methods(prepared, out, tell=say)
     show(result, out, as_json, f"Methods compared on {data.name}")
@@ -175,17 +187,20 @@ def doctor(
 ) -> None:  # fmt: skip
     """Check a table before a fit, or a run after it: what is wrong, by how much, and the way out."""
     from posterity.interfaces.doctor import examine_run, examine_table
+    from posterity.interfaces.kinds import kind_of, kind_of_run
+    from posterity.interfaces.settings import Settings
 
-    _one_thread()
     if path.is_dir():
-        findings = examine_run(path, None if data is None else _read(data))
+        kind = _tables_only(kind_of_run(path), "doctor")
+        findings = examine_run(path, None if data is None else kind.read(Settings(data=str(data)), say))
     else:
         options = {
             "target": target, "task": task, "drop": drop, "test": test, "validation": validation,
             "split_column": split_column, "group": group, "time": time, "split_seed": split_seed,
         }  # fmt: skip
-        settings, frame = _settings(path, options)
-        findings = examine_table(frame, settings, say)
+        settings = _settings(path, options)
+        kind = _tables_only(kind_of(settings), "doctor")
+        findings = examine_table(kind.read(settings, say), settings, say)
     if as_json:
         write_json({"findings": [finding.to_json() for finding in findings]})
     else:
@@ -193,44 +208,45 @@ def doctor(
     raise typer.Exit(1 if any(finding.status == "fault" for finding in findings) else 0)
 
 
-def _one_thread() -> None:
-    """Networks for tables are small: they lose more by a second thread than they gain."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def _settings(path: Path, options: dict[str, Any]) -> tuple[Settings, Any]:
+def _settings(path: Path, options: dict[str, Any]) -> Settings:
     from posterity.interfaces.settings import Settings, read_yaml
 
-    if path.suffix.lower() in (".yaml", ".yml"):
-        settings = read_yaml(path)
-        if settings.data is None:
-            raise DataError(f"{path} names no table: it needs a line 'data: table.csv'")
-    else:
-        settings = Settings(data=str(path))
-    settings = settings.updated(**options)
-    assert settings.data is not None
-    return settings, _read(Path(settings.data))
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        return Settings(data=str(path)).updated(**options)
+    settings = read_yaml(path)
+    if settings.data is None:
+        raise DataError(f"{path} names no table: it needs a line 'data: table.csv'")
+    return settings.updated(**options)
 
 
-def _read(path: Path) -> Any:
-    """A table; what was decided on the way is said."""
-    from posterity.interfaces.tables.read import read_table
+def _prepared(path: Path, options: dict[str, Any]) -> tuple[Kind, Any]:
+    from posterity.interfaces.kinds import kind_of, use_threads
+    from posterity.interfaces.settings import build_method
 
-    frame = read_table(path)
-    for line in frame.attrs.get("said", ()):
+    settings = _settings(path, options)
+    kind = kind_of(settings)
+    use_threads(kind)
+    frame = kind.read(settings, say)
+    if settings.method is not None:  # before minutes are spent on a name that does not exist
+        build_method(settings.method, settings.rank)
+    return kind, kind.prepare(frame, settings, say)
+
+
+def _tables_only(kind: Kind, command: str) -> Kind:
+    from posterity.interfaces.kinds import use_threads
+
+    if kind.name != "table":
+        raise DataError(f"posterity {command} is for tables: of pictures and texts, posterity evaluate measures a run")
+    use_threads(kind)
+    return kind
+
+
+def _known(fitted: Any, path: Path) -> Any:
+    """The rows at a path as a run takes them; what is remarkable of them is said."""
+    frame = fitted.read(path, say)
+    for line in fitted.remarks(frame):
         say(line)
     return frame
-
-
-def _prepared(path: Path, options: dict[str, Any]) -> Prepared:
-    from posterity.interfaces.settings import build_method
-    from posterity.interfaces.tables.prepared import prepare
-
-    settings, frame = _settings(path, options)
-    build_method(settings.method, settings.rank)  # before minutes are spent on a name that does not exist
-    return prepare(frame, settings, say)
 
 
 def _evaluated(
@@ -244,7 +260,7 @@ def _evaluated(
     result = po.evaluate(
         fitted.model, labelled, via=ways, draws=draws, **fitted.evaluation_options(frame, foreign, groups)
     )
-    seen = fitted.trained_among(labelled[0])
+    seen = fitted.trained_among(frame)
     if seen:
         flatters = ": the figures flatter" if seen > 0.01 * len(frame) else ""
         say(f"{seen:,} of {len(frame):,} rows have the features of rows that were trained on{flatters}")
@@ -252,13 +268,3 @@ def _evaluated(
         {"data": data or "test rows of the fit", "rows": len(frame), "rows_trained_on": seen, **fitted.said()}
     )
     show(result, out, as_json, f"How sure are predictions of {fitted.target.name}?")
-
-
-def _say_unused(fitted: Any, frame: Any) -> None:
-    foreign = [name for name in fitted.columns.foreign(frame) if name != fitted.target.name]
-    if foreign:
-        say(f"columns that the run does not need: {', '.join(foreign)}")
-    for name, count in fitted.columns.unseen(frame).items():
-        say(f"column {name!r}: {count:,} rows hold values that the training rows did not")
-    for name, count in fitted.columns.imputed(frame).items():
-        say(f"column {name!r}: {count:,} rows are filled in, where training had no gaps")

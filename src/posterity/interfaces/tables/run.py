@@ -22,9 +22,11 @@ from torch import Tensor
 
 import posterity as po
 from posterity.errors import DataError, PosterityWarning, StorageError
-from posterity.interfaces.settings import Named, build_method, build_network, network_for
+from posterity.interfaces.methods import DEFAULT
+from posterity.interfaces.settings import Named, Settings, build_method, build_network, network_for
 from posterity.interfaces.tables.columns import Columns
 from posterity.interfaces.tables.prepared import Prepared, Tell
+from posterity.interfaces.tables.read import read_table
 from posterity.interfaces.tables.target import Target
 from posterity.interfaces.tables.words import plural
 from posterity.models.tabular import describe
@@ -36,10 +38,23 @@ from posterity.random import Random
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["TABLE", "TableModel", "fit_table", "row_keys"]
+__all__ = ["TABLE", "TableModel", "fit_table", "read", "row_keys"]
 
 TABLE = "table.json"
 ROWS = "training-rows.safetensors"
+
+
+def read(settings: Settings, tell: Tell) -> pandas.DataFrame:
+    """The table that settings name; `tell` hears what was decided on the way. Raises DataError."""
+    assert settings.data is not None
+    return _read(Path(settings.data), tell)
+
+
+def _read(path: Path, tell: Tell) -> pandas.DataFrame:
+    frame = read_table(path)
+    for line in frame.attrs.get("said", ()):
+        tell(line)
+    return frame
 
 
 def fit_table(
@@ -64,7 +79,7 @@ def fit_table(
         CompatibilityError, DataError: as `po.fit`.
     """
     settings, out = prepared.settings, Path(out)
-    named = settings.method if method is None else method
+    named = method or settings.method or DEFAULT
     algorithm = build_method(named, settings.rank if method is None else None)
     seed = settings.seed if seed is None else seed
     width, outputs = prepared.columns.width, prepared.outputs
@@ -170,6 +185,20 @@ class TableModel:
         keys = read_tensors(folder / ROWS)[0]["keys"] if (folder / ROWS).exists() else torch.zeros(0, dtype=torch.int64)
         return cls(po.load(folder, network), columns, target, keys)
 
+    def read(self, path: Path, tell: Tell) -> pandas.DataFrame:
+        """A table with these columns; `tell` hears what was decided on the way."""
+        return _read(path, tell)
+
+    def remarks(self, frame: pandas.DataFrame) -> Iterator[str]:
+        """What is to be said of rows before they are predicted: columns and values that training did not know."""
+        foreign = [name for name in self.columns.foreign(frame) if name != self.target.name]
+        if foreign:
+            yield f"columns that the run does not need: {', '.join(foreign)}"
+        for name, count in self.columns.unseen(frame).items():
+            yield f"column {name!r}: {count:,} rows hold values that the training rows did not"
+        for name, count in self.columns.imputed(frame).items():
+            yield f"column {name!r}: {count:,} rows are filled in, where training had no gaps"
+
     def predict(
         self, frame: pandas.DataFrame, level: float = 0.9, via: str | None = None, draws: int | None = None
     ) -> Any:
@@ -226,9 +255,20 @@ class TableModel:
             "prior": self.model.settings.get("prior"),
         }
 
-    def trained_among(self, inputs: Tensor) -> int:
+    def exported(self, frame: pandas.DataFrame | None = None) -> tuple[po.BayesianModel, Tensor, dict[str, Any]]:
+        """The model to export, rows to check the file on (made up unless a frame is given), and what it takes."""
+        columns, width = list(self.columns.names), self.columns.width
+        rows = Random(0).fold("example").normal((17, width)) if frame is None else self.columns.encode(frame)
+        takes = (
+            f"x, float32 [rows, {width}]: the features as the network sees them, encoded and scaled, in the order of "
+            "`columns` in its metadata `posterity`"
+        )
+        about = {"columns": columns, "target": self.target.name, "labels": self.target.labels, "takes": takes}
+        return self.model, rows, about
+
+    def trained_among(self, frame: pandas.DataFrame) -> int:
         """How many rows have the features of a row that was trained on."""
-        return int(torch.isin(row_keys(inputs), self.trained_on).sum())
+        return int(torch.isin(row_keys(self.columns.encode(frame)), self.trained_on).sum())
 
 
 def row_keys(inputs: Tensor) -> Tensor:

@@ -23,11 +23,11 @@ from posterity.interfaces.tables.words import listed, option, plural, rows_where
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-__all__ = ["Split", "split"]
+__all__ = ["PARTS", "Split", "split"]
 
 Rows = NDArray[np.int64]
 
-_PARTS = {
+PARTS = {
     "train": "train", "training": "train", "validation": "validation", "val": "validation", "valid": "validation",
     "dev": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
@@ -164,7 +164,7 @@ def _by_column(
     frame: DataFrame, target: Target | None, name: str, validation: float, test: float, rng: np.random.Generator
 ) -> Split:
     codes, words = texts(_column(frame, name, "--split-column"))
-    known = [_PARTS.get(word.lower(), "") for word in words]
+    known = [PARTS.get(word.lower(), "") for word in words]
     if strange := [word for word, part in zip(words, known) if not part]:
         rows = rows_where(np.array([not part for part in known])[codes])
         raise DataError(
