@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from scipy import stats
 from posterity.errors import DataError, ShapeError
 from posterity.evaluation import calibration, selective
 from posterity.evaluation.differences import aurc, ece, mean, paired_difference, root_mean
+from posterity.evaluation.measured import pooled
 from posterity.evaluation.metric import bootstrap, mean_interval
 
 ROWS = st.lists(st.tuples(st.integers(0, 15), st.booleans()), min_size=1, max_size=40)
@@ -55,6 +57,20 @@ def test_one_index_for_all_columns():
     assert metric[:4] == pytest.approx((-1, -1, -1, 53), abs=1e-12)
     # unpaired, either mean alone is off by more than 0.1
     assert bootstrap(mean, values).high - bootstrap(mean, values).low > 0.1
+
+
+def test_comparisons_of_one_pair_are_pooled():
+    keys = {"method": "b", "via": "draws", "baseline": "a", "baseline_via": "draws", "n": 9, "reason": None}
+    lines = [
+        {"metric": "nll", "value": value, "low": value - 9, "high": value + 9, **keys} for value in (0.1, 0.2, 0.6)
+    ] + [{"metric": "rmse", "value": 1.0, "low": 0.5, "high": 1.5, **keys}]
+    found = pooled({name: [line[name] for line in lines] for name in lines[0]})
+    assert found["metric"] == ["nll", "rmse"]
+    half = stats.t.ppf(0.975, 2) * np.std([0.1, 0.2, 0.6], ddof=1) / 3**0.5
+    assert found["value"][0] == pytest.approx(0.3)
+    assert (found["low"][0], found["high"][0]) == pytest.approx((0.3 - half, 0.3 + half))
+    assert (found["value"][1], found["low"][1], found["high"][1]) == (1.0, 0.5, 1.5)
+    assert pooled({}) == {}
 
 
 def test_the_mean_over_seeds():

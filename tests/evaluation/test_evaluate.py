@@ -220,10 +220,27 @@ def test_details_tell_what_the_metrics_tell(classifier, labels):
     assert sum(n for name, measure, n in counts if (name, measure) == ("big", "entropy")) == 11
 
 
+def test_each_group_has_its_reliability(classifier, labels):
+    model, x = classifier
+    ward = np.where(np.arange(ROWS) < 20, "a", "b")
+    table = po.evaluate(model, (x, labels), groups={"ward": ward}).rows[0]["details"]["group_reliability"]
+    assert list(dict.fromkeys(zip(table["by"], table["group"]))) == [
+        ("ward", "b"),
+        ("ward", "a"),
+    ]  # the larger one first
+    alone = po.evaluate(model, (x[:20], labels[:20]), groups={"ward": ward[:20]}).rows[0]["details"][
+        "group_reliability"
+    ]
+    places = [index for index, group in enumerate(table["group"]) if group == "a"]
+    assert [table["count"][index] for index in places] == alone["count"]
+
+
 def test_pictures_show_themselves(classifier, labels):
     model, x = classifier
     extremes = po.evaluate(model, (x, labels)).rows[0]["details"]["extremes"]
-    assert extremes["which"] == ["most"] * 10 + ["least"] * 10
+    wrong = len(extremes["which"]) - 20
+    assert extremes["which"] == ["most"] * 10 + ["least"] * 10 + ["wrong"] * wrong
+    assert not any(extremes["correct"][20:])
     assert (
         extremes["confidence"][0]
         >= extremes["confidence"][9]

@@ -121,6 +121,9 @@ def _histograms(sets: Mapping[str, Rows]) -> Detail:
 
 def _sure_rows(rows: Rows, labels: Sequence[Any], show: Show | None) -> Detail:
     which, index = _ends(rows["confidence"], descending=True)
+    wrong = (~rows["correct"].bool()).nonzero().flatten()
+    wrong = wrong[rows["confidence"][wrong].argsort(descending=True, stable=True)][:_EXTREMES]
+    which, index = which + ["wrong"] * len(wrong), torch.cat([index, wrong])
     table = _picked(rows, index, ("row", "confidence", "entropy", "epistemic", "correct"))
     names = [str(label) for label in labels]
     for column, source in (("label", "predicted"), ("target", "target")):

@@ -12,7 +12,7 @@ from posterity.errors import CompatibilityError, DataError
 from posterity.evaluation.chain_findings import chain_details
 from posterity.evaluation.details import Show, classification_details, regression_details, shown_by
 from posterity.evaluation.evaluation import Evaluation, Row
-from posterity.evaluation.groups import as_groups, group_table
+from posterity.evaluation.groups import as_groups, group_reliability, group_table
 from posterity.evaluation.measured import Measured, differences
 from posterity.evaluation.metric import Metric
 from posterity.evaluation.metrics import classification_metrics, regression_metrics
@@ -265,6 +265,8 @@ def _row(measured: Measured, asked: _Asked, model: Any, detailed: bool = True) -
     groups = group_table(rows, asked.groups, measured.labels)
     if groups["by"]:
         details["groups"] = groups
+    if by_bin := group_reliability(rows, asked.groups):
+        details["group_reliability"] = by_bin
     if details:
         row["details"] = details
     return row

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 import torch
 
 from posterity.errors import CompatibilityError, StorageError
+from posterity.evaluation.measured import pooled
 from posterity.evaluation.metric import Metric, mean_interval
 from posterity.evaluation.metrics import direction, limits
 from posterity.posterior.files import atomic_json, read_json, strict_json
@@ -85,12 +86,12 @@ class Evaluation:
         """One row per method and way: the mean over its seeds, with a 95 % interval over seeds.
 
         n is then the number of seeds, the interval Student's. Details are those of the first seed that has them. Rows
-        without a seed stay as they are.
+        without a seed stay as they are. Differences that several comparisons made of one pair are pooled so too.
         """
         by_way: dict[Any, list[Row]] = {}
         for number, row in enumerate(self.rows):
             by_way.setdefault((row["method"], row["via"]) if "seed" in row else number, []).append(row)
-        return Evaluation([_mean_row(rows) for rows in by_way.values()], self.settings, self.differences)
+        return Evaluation([_mean_row(rows) for rows in by_way.values()], self.settings, pooled(self.differences))
 
     def report(self, path: str | os.PathLike[str], title: str | None = None) -> Path:
         """Write one self-contained page: the comparison, its plots, the settings. Opens anywhere, offline.

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 
 from posterity.errors import ShapeError
-from posterity.evaluation.calibration import confidence_gap
+from posterity.evaluation.calibration import confidence_gap, reliability
 from posterity.evaluation.details import Detail
 from posterity.evaluation.intervals import share
 from posterity.evaluation.metric import Metric, mean_interval
 from posterity.evaluation.proper import accuracy, crps, nll, root
 from posterity.evaluation.rows import Rows
 
-__all__ = ["as_groups", "group_table", "group_values"]
+__all__ = ["as_groups", "group_reliability", "group_table", "group_values"]
+
+_LARGEST = 6  # groups of one column whose reliability is kept
 
 
 def as_groups(groups: Any) -> dict[str, Any]:
@@ -52,6 +54,25 @@ def group_table(rows: Rows, groups: Mapping[str, Any], labels: Sequence[Any] = (
             for name, metric in _metrics(chosen).items():
                 for column, value in zip(table, (by, str(group), name, *metric)):
                     table[column].append(value)
+    return table
+
+
+def group_reliability(rows: Rows, groups: Mapping[str, Any], bins: int = 10) -> Detail:
+    """The detail "group_reliability": by, group, and the columns of `reliability` in each of the largest groups.
+
+    Args: as of `group_table`. {} without groups, or where the predictions are no classes.
+    """
+    table: Detail = {}
+    if "correct" not in rows:
+        return table
+    for by, values in groups.items():
+        found, members, counts = np.unique(group_values(by, values, rows), return_inverse=True, return_counts=True)
+        for code in np.argsort(-counts, kind="stable")[:_LARGEST].tolist():
+            chosen = rows.select(torch.from_numpy(np.flatnonzero(members == code)))
+            columns: Detail = reliability(chosen["confidence"], chosen["correct"], bins).columns()
+            columns = {"by": [by] * bins, "group": [str(found[code])] * bins, **columns}
+            for name, column in columns.items():
+                table.setdefault(name, []).extend(column)
     return table
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posterity.errors import DataError
 from posterity.evaluation import differences as paired
 from posterity.evaluation.details import Detail
-from posterity.evaluation.metric import Metric
+from posterity.evaluation.metric import Metric, mean_interval
 from posterity.evaluation.rows import Rows
 
-__all__ = ["Measured", "differences"]
+__all__ = ["Measured", "differences", "pooled"]
 
 _TOP = ("confidence", "correct")
 # name of a metric -> the statistic over the last axis, and the columns it is computed of
@@ -78,6 +80,29 @@ def differences(found: Mapping[tuple[str, str], Sequence[Measured]], baseline: t
             for column, value in zip(names, (name, method, via, *baseline, *metric)):
                 table[column].append(value)
     return table if table["metric"] else {}
+
+
+def pooled(table: Detail) -> Detail:
+    """Lines of one pair and metric from several comparisons, other rows each, as one: their mean, and Student's interval.
+
+    Lines that stand alone stay as they are; n is that of the first.
+    """
+    keys = ("metric", "method", "via", "baseline", "baseline_via")
+    together: dict[tuple[Any, ...], list[int]] = {}
+    for index, key in enumerate(zip(*(table[name] for name in keys))) if table else ():
+        together.setdefault(key, []).append(index)
+    found: Detail = {name: [] for name in table}
+    for places in together.values():
+        line = {name: column[places[0]] for name, column in table.items()}
+        values = torch.tensor(
+            [math.nan if (v := table["value"][i]) is None else v for i in places], dtype=torch.float64
+        )
+        if len(places) > 1 and bool(values.isfinite().all()):
+            over = mean_interval(values)
+            line |= {"value": over.value, "low": over.low, "high": over.high}
+        for name, value in line.items():
+            found[name].append(value)
+    return found
 
 
 def _check_same_rows(measured: Sequence[Measured]) -> None:

@@ -181,7 +181,13 @@ class SelectiveClassifier:
         else:
             result = evaluate(source.fitted, data, via=source.via, draws=source.draws, **asked)
         found = self._found()
-        line = {"by": self.by, "threshold": self.threshold, "holds": found.holds, "said": str(found), "upper": found.upper}
+        line = {
+            "by": self.by,
+            "threshold": self.threshold,
+            "holds": found.holds,
+            "said": str(found),
+            "upper": found.upper,
+        }
         details = result.rows[0].setdefault("details", {})
         details["guarantee"] = {name: [value] for name, value in {**found.to_json(), **line}.items()}
         details["answered"] = dict(answered.columns)

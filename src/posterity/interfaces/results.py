@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ __all__ = ["drawn", "folder", "listed", "report", "show", "write_json"]
 
 def show(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
     """evaluation.json and report.html in `out`, the table or the JSON on stdout."""
-    result.settings["command"] = " ".join(["posterity", *sys.argv[1:]])
+    result.settings["command"] = shlex.join(["posterity", *sys.argv[1:]])
     record = result.to_json(folder(out) / "evaluation.json")
     if as_json:
         write_json(record)

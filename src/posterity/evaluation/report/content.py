@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from posterity.evaluation.report import chains, regression
+from posterity.evaluation.report.differences import difference_dots
 from posterity.evaluation.report.figures import Figure, dots
 from posterity.evaluation.report.foreign import foreign
+from posterity.evaluation.report.guarantee import guaranteed
+from posterity.evaluation.report.horizons import by_step
 from posterity.evaluation.report.names import CHARTED, MEASURES
 from posterity.evaluation.report.numbers import grouped
 from posterity.evaluation.report.record import Record, read
-from posterity.evaluation.report.reliability import reliability
+from posterity.evaluation.report.reliability import reliability, reliability_by_group
 from posterity.evaluation.report.sections import comparison, differences, extremes, groups
 from posterity.evaluation.report.selective import selective
 from posterity.evaluation.report.summary import summary
@@ -29,9 +32,11 @@ def content(record: Mapping[str, Any], title: str | None) -> dict[str, Any]:
         ("comparison", "Methods compared" if len(entries) > 1 else "Metrics", _comparison(read_record)),
         ("differences", "Paired differences", differences(read_record)),
         ("calibration", "Calibration", _calibration(read_record)),
+        ("guarantee", "Guaranteed risk", guaranteed(read_record)),
         ("selective", "Selective answers", selective(read_record)),
         ("foreign", "Foreign data", _foreign(read_record)),
         ("intervals", "Prediction intervals", _regression(read_record)),
+        ("horizons", "By step ahead", by_step(read_record)),
         ("chains", "Chains", _chains(read_record)),
         ("rows", "Most and least certain rows", _each(read_record, extremes)),
         ("groups", "Groups", _each(read_record, groups)),
@@ -44,6 +49,8 @@ def content(record: Mapping[str, Any], title: str | None) -> dict[str, Any]:
         "about": _about(read_record),
         "entries": entries,
         "seeds": read_record.seeds,
+        "difference_figure": difference_dots(read_record),
+        "group_figures": reliability_by_group(read_record) if entries else [],
         "sections": [(name, heading) for name, heading, _ in there],
         **{name: None for name, _, _ in sections},
         **{name: found for name, _, found in there},
@@ -131,8 +138,10 @@ def _each(record: Record, show: Any) -> dict[str, Any] | None:
     return {"first": found[0], "others": found[1:_MOST], "left_out": max(0, len(found) - _MOST)} if found else None
 
 
-def _settings(record: Record) -> list[tuple[str, Any]]:
-    return [(key, _nested(value)) for key, value in record.settings.items()]
+def _settings(record: Record) -> dict[str, Any] | None:
+    """The command, to be copied, and all other settings as pairs."""
+    pairs = [(key, _nested(value)) for key, value in record.settings.items() if key != "command"]
+    return {"command": record.settings.get("command"), "pairs": pairs} if record.settings else None
 
 
 def _nested(value: Any) -> Any:

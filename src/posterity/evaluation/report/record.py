@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from posterity.evaluation.measured import pooled
 from posterity.evaluation.metric import mean_interval
 from posterity.evaluation.metrics import limits
 from posterity.evaluation.report.names import describe
@@ -26,17 +27,35 @@ _NEEDED = {
     "risk_coverage": ("answered", "coverage", "errors", "risk"),
     "ood": ("set", "measure", "lower", "upper", "count"),
     "groups": ("by", "group", "metric"),
+    "group_reliability": ("by", "group", "lower", "upper", "count"),
     "extremes": ("which", "row"),
     "intervals": ("level",),
     "pit": ("lower", "upper", "count"),
     "bands": ("row", "target", "mean", "lower", "upper"),
     "spread": ("count",),
+    "horizons": ("step", "n"),
+    "guarantee": ("holds", "said", "by"),
+    "answered": ("by", "group", "n", "answered", "coverage", "errors"),
     "chains": ("member",),
     "trace": ("step", "member"),
     "chain_numbers": ("name",),
     "chain_findings": ("check", "status", "message"),
 }
-_WORDS = ("set", "measure", "by", "group", "metric", "which", "row", "name", "check", "status", "message")
+_WORDS = (
+    "set",
+    "measure",
+    "by",
+    "group",
+    "metric",
+    "which",
+    "row",
+    "name",
+    "check",
+    "status",
+    "message",
+    "said",
+    "holds",
+)
 
 
 @dataclass(frozen=True)
@@ -153,7 +172,7 @@ def read(record: Mapping[str, Any]) -> Record:
         metrics = _merged([rows[index]["metrics"] for index in indices])
         details = {name: _whole(name, table) for name, table in (rows[first].get("details") or {}).items()}
         entries.append(Entry(method, via, label, metrics, details, first, len(indices)))
-    return Record(tuple(entries), tuple(lines(record.get("differences"))), record.get("settings") or {})
+    return Record(tuple(entries), tuple(lines(pooled(record.get("differences") or {}))), record.get("settings") or {})
 
 
 def _whole(name: str, table: Table) -> Table:

@@ -10,7 +10,7 @@ from posterity.evaluation.report.figures import PANELS, Figure, Panel, left_out
 from posterity.evaluation.report.numbers import digits, grouped, interval, number
 from posterity.evaluation.report.record import Found, Record, lines
 
-__all__ = ["reliability"]
+__all__ = ["reliability", "reliability_by_group"]
 
 
 def reliability(record: Record, detail: str, name: str) -> Figure | None:
@@ -22,25 +22,55 @@ def reliability(record: Record, detail: str, name: str) -> Figure | None:
     for position, entry in enumerate(shown):
         bins = lines(entry.details[detail])
         rows += [[entry.label, *_bin(line)] for line in bins]
-        chart = _reliability([line for line in bins if line.get("count")], record.entries.index(entry))
         gap = entry.metrics.get("confidence_gap")
         ece = entry.metrics.get("ece_mass" if detail == "reliability_mass" else "ece")
         found = [f"ECE {digits(ece.value)}" if ece else "", _lean(gap) if gap else ""]
         note = ", ".join(filter(None, found))
-        filled = [line for line in bins if line.get("count") and number(line["accuracy"]) is not None]
-        said = "; ".join(
-            f"confidence {digits(number(line['confidence']))}, accuracy {digits(number(line['accuracy']))},"
-            f" {grouped(line['count'])} rows"
-            for line in filled
-        )
-        label = f"Reliability of {entry.label}. {note}. {said}"
-        panels.append(Panel(entry.label, svg(chart, f"{name}{position}", label), note=note))
-    caption = (
-        "Below the diagonal a method is surer than it is right, above it is less sure than it could be; vertical lines "
-        "are 95 % intervals of the accuracy, bars count the rows of each bin, and empty bins stay blank."
+        panels.append(_panel(entry.label, bins, record.entries.index(entry), note, f"{name}{position}"))
+    return Figure(_CAPTION, panels, ["method", *_COLUMNS], rows, note=left_out(out), name=name)
+
+
+def reliability_by_group(record: Record) -> list[tuple[str, Figure]]:
+    """Heading and figure for each grouping of the best entry: accuracy against confidence in its largest groups."""
+    entry = record.best
+    table = lines(entry.details.get("group_reliability"))
+    metrics = [line for line in lines(entry.details.get("groups")) if line["metric"] == "confidence_gap"]
+    gaps = {(line["by"], line["group"]): _found(line) for line in metrics}
+    figures = []
+    for number_, by in enumerate(dict.fromkeys(line["by"] for line in table)):
+        panels, rows = [], []
+        for position, group in enumerate(dict.fromkeys(line["group"] for line in table if line["by"] == by)):
+            bins = [line for line in table if (line["by"], line["group"]) == (by, group)]
+            rows += [[group, *_bin(line)] for line in bins]
+            gap = gaps.get((by, group))
+            note = _lean(gap) if gap else ""
+            panels.append(_panel(group, bins, record.entries.index(entry), note, f"group{number_}-{position}"))
+        note = left_out(sum(name == by for name, _ in gaps) - len(panels), "group")
+        figure = Figure(_CAPTION, panels, [by, *_COLUMNS], rows, note=note, name=f"reliability-group{number_}")
+        figures.append((f"Reliability by {by}, {entry.label}", figure))
+    return figures
+
+
+_CAPTION = (
+    "Below the diagonal a method is surer than it is right, above it is less sure than it could be; vertical lines "
+    "are 95 % intervals of the accuracy, bars count the rows of each bin, and empty bins stay blank."
+)
+_COLUMNS = ["bin", "rows", "confidence", "accuracy", "95 % interval", "gap"]
+
+
+def _panel(title: str, bins: Sequence[Mapping[str, Any]], index: int, note: str, name: str) -> Panel:
+    filled = [line for line in bins if line.get("count")]
+    said = "; ".join(
+        f"confidence {digits(number(line['confidence']))}, accuracy {digits(number(line['accuracy']))},"
+        f" {grouped(line['count'])} rows"
+        for line in filled
+        if number(line["accuracy"]) is not None
     )
-    columns = ["method", "bin", "rows", "confidence", "accuracy", "95 % interval", "gap"]
-    return Figure(caption, panels, columns, rows, note=left_out(out), name=name)
+    return Panel(title, svg(_reliability(filled, index), name, f"Reliability of {title}. {note}. {said}"), note=note)
+
+
+def _found(line: Mapping[str, Any]) -> Found:
+    return Found(number(line["value"]), number(line["low"]), number(line["high"]), int(line["n"]))
 
 
 def _lean(gap: Found) -> str:

@@ -233,7 +233,7 @@ def extremes(entry: Entry) -> dict[str, Any] | None:
     kind = "class" if "label" in table[0] else "number"
     widths = places([number(line["std"]) or 0.0 for line in table]) if kind == "number" else None
     decimals = None if widths is None else widths + 1
-    rows: dict[str, list[dict[str, Any]]] = {"least": [], "most": []}
+    rows: dict[str, list[dict[str, Any]]] = {"least": [], "most": [], "wrong": []}
     for line in table:
         one: dict[str, Any] = {
             key: _entry(key, value, decimals)

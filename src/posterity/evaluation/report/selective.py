@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posterity.evaluation.report.charts import DASHES, Drawing
+from posterity.evaluation.report.guarantee import point
 from posterity.evaluation.report.numbers import grouped, near_one, number, percent, percents
 from posterity.evaluation.report.record import Entry, Record, lines
 from posterity.evaluation.threshold import RISKS
@@ -143,6 +144,7 @@ def _drawing(
         style = f"--own:{_colour(position, few)};--dash:{','.join(map(str, DASHES[position % 8])) or 'none'}"
         state = f"curve{' chosen' if position == chosen else ''}{' own' if few else ''}"
         parts.append(f'<path class="{state}" data-entry="{position}" style="{style}" d="{path(curve, "risk")}"/>')
+    parts += [_guaranteed(found, wide, high, most) for entry in entries if (found := point(entry))]
     start = curves[chosen][_start(curves[chosen])]
     x, y = spot(start, "risk").split(",")
     parts.append(f'</g><path class="drop" d="M{x},{y}V{_TOP + high}"/><circle class="here" cx="{x}" cy="{y}" r="5.5"/>')
@@ -153,6 +155,14 @@ def _drawing(
     scale = f'data-left="{_LEFT}" data-top="{_TOP}" data-wide="{wide}" data-high="{high}" data-most="{most!r}"'
     head = f'<svg class="chart selective {name}" role="img" aria-label="Risk against coverage. {html.escape(said)}"'
     return Drawing(f'{head} viewBox="0 0 {width} {height}" style="--natural:{width}px" {scale}>{"".join(parts)}</svg>')
+
+
+def _guaranteed(found: Mapping[str, float], wide: int, high: int, most: float) -> str:
+    """The point at the guaranteed threshold, with its interval."""
+    x = _LEFT + wide * found["coverage"]
+    low, y, top = (_TOP + high * (1 - min(found[name], most) / most) for name in ("low", "risk", "high"))
+    line = f'<path class="kept" d="M{x:.1f},{low:.1f}V{top:.1f}"/>'
+    return f'{line}<path class="kept filled" d="M{x:.1f},{y - 6:.1f}l6,6l-6,6l-6,-6Z"/>'
 
 
 def _colour(position: int, few: bool) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 from posterity.evaluation.report.names import describe
 from posterity.evaluation.report.numbers import digits, grouped, interval, number, percent, percents
-from posterity.evaluation.report.record import Entry, Found, Record
+from posterity.evaluation.report.record import Entry, Found, Record, lines
 
 __all__ = ["summary", "verdict"]
 
 
 def summary(record: Record) -> list[str]:
-    """Two to four sentences on the entry of the lowest NLL."""
+    """Some sentences on the entry of the lowest NLL, and on what is guaranteed."""
     if not record.entries:
         return ["Nothing was evaluated."]
     entry = record.best
@@ -24,8 +24,12 @@ def summary(record: Record) -> list[str]:
         _selective(entry),
         _calibration(entry),
         _foreign(record, entry),
+        _intervals(entry),
+        _steps(entry),
+        _guarantee(record),
+        _seeds(record),
     ]
-    return [part for part in [*parts, _intervals(entry), _seeds(record)] if part]
+    return [part for part in parts if part]
 
 
 def verdict(value: float | None, low: float | None, high: float | None, better: int) -> str:
@@ -153,6 +157,28 @@ def _intervals(entry: Entry) -> str:
     if found.low <= 0.9 <= found.high:
         return sentence + ", which agrees with their level."
     return sentence + (": they are too narrow." if found.high < 0.9 else ": they are wider than they need to be.")
+
+
+def _steps(entry: Entry) -> str:
+    """How many of the steps ahead the intervals fail, which matters to who plans by them."""
+    steps = [line for line in lines(entry.details.get("horizons")) if line["n"]]
+    if not steps:
+        return ""
+    missed = [line for line in steps if not number(line["low_0.9"]) <= 0.9 <= number(line["high_0.9"])]  # type: ignore[operator]
+    if not missed:
+        return f"At each of the {len(steps)} steps ahead their coverage agrees with it."
+    return f"At {len(missed)} of the {len(steps)} steps ahead their coverage does not agree with it."
+
+
+def _guarantee(record: Record) -> str:
+    found = [(entry, line) for entry in record.entries for line in lines(entry.details.get("guarantee"))]
+    if not found:
+        return ""
+    entry, line = found[0]
+    risk, sure = percent(number(line["max_risk"])), percent(number(line["confidence"]))
+    if not line["holds"]:
+        return f"No risk of at most {risk} can be guaranteed with {sure} confidence: nothing is answered."
+    return f"A risk of at most {risk} is guaranteed with {sure} confidence for what {entry.label} answers."
 
 
 def _seeds(record: Record) -> str:
