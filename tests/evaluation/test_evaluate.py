@@ -235,6 +235,14 @@ def test_each_group_has_its_reliability(classifier, labels):
     assert [table["count"][index] for index in places] == alone["count"]
 
 
+def test_bands_say_of_which_level_they_are():
+    said, y = {"mean": np.zeros(9), "std": np.ones(9)}, np.linspace(-1.0, 1.0, 9)
+    details = po.evaluate(said, y, levels=(0.5, 0.8)).rows[0]["details"]
+    assert details["bands"]["level"] == [0.5] * 9
+    assert details["bands"]["upper"] == pytest.approx([0.6745] * 9, abs=1e-3)
+    assert set(details["extremes"]["level"]) == {0.5}
+
+
 def test_pictures_show_themselves(classifier, labels):
     model, x = classifier
     extremes = po.evaluate(model, (x, labels)).rows[0]["details"]["extremes"]

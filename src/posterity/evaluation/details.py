@@ -72,6 +72,8 @@ def regression_details(rows: Rows, levels: Sequence[float], show: Show | None = 
     spaced = torch.linspace(0, len(rows) - 1, min(_BAND_ROWS, len(rows)), dtype=torch.float64).round().long()
     details["bands"] = _picked(rows, spaced, ("row", "target", "mean", "lower", "upper"))
     details["extremes"] = _narrow_rows(rows, show)
+    for table in (details["bands"], details["extremes"]):
+        table["level"] = [levels[0]] * len(table["row"])  # of lower and upper
     return details
 
 

@@ -16,7 +16,7 @@ from posterity.evaluation.metrics import limits
 from posterity.evaluation.report.names import describe
 from posterity.evaluation.report.numbers import number
 
-__all__ = ["Entry", "Found", "Record", "Table", "lines", "read"]
+__all__ = ["Entry", "Found", "Record", "Table", "level_of", "lines", "read"]
 
 Table = Mapping[str, Sequence[Any]]
 
@@ -152,6 +152,11 @@ def lines(table: Table | None) -> list[dict[str, Any]]:
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
     """
     return [dict(zip(table, values)) for values in zip(*table.values())] if table else []
+
+
+def level_of(table: Sequence[Mapping[str, Any]]) -> float:
+    """The level of the intervals in a table of rows: 0.9 unless it says."""
+    return number(table[0].get("level")) or 0.9 if table else 0.9
 
 
 def read(record: Mapping[str, Any]) -> Record:

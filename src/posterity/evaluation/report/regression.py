@@ -9,7 +9,7 @@ from typing import Any
 from posterity.evaluation.report.charts import INK, LINE, SERIES, SHAPES, axis, layers, mark, svg
 from posterity.evaluation.report.figures import PANELS, Figure, Panel, left_out
 from posterity.evaluation.report.numbers import digits, grouped, interval, number, percent
-from posterity.evaluation.report.record import Record, lines
+from posterity.evaluation.report.record import Record, level_of, lines
 
 __all__ = ["bands", "binomial_band", "coverage", "pit", "spread"]
 
@@ -119,18 +119,19 @@ def binomial_band(n: int, chance: float) -> tuple[int, int]:
 
 
 def bands(record: Record, ordered: bool) -> Figure | None:
-    """Targets and 90 % intervals over the rows, in the order of the data or `ordered` by the predicted mean."""
+    """Targets and intervals over the rows, in the order of the data or `ordered` by the predicted mean."""
     shown, out = record.shown("bands", 4)
     panels, rows = [], []
     for position, entry in enumerate(shown):
         table = lines(entry.details["bands"])
         table = sorted(table, key=lambda line: line["mean"]) if ordered else table
+        level = level_of(table)
         values = []
         for place, line in enumerate(table):
             value = _numbers(line, target="target", mean="mean", lower="lower", upper="upper")
             values.append({"x": place if ordered else line["row"], **value})
         inside = [None not in v.values() and v["lower"] <= v["target"] <= v["upper"] for v in values]
-        said = f"{sum(inside)} of {len(inside)} targets shown lie inside their 90 % interval"
+        said = f"{sum(inside)} of {len(inside)} targets shown lie inside their {percent(level)} interval"
         if not ordered:
             rows += [
                 [entry.label, grouped(line["row"])]
@@ -148,8 +149,8 @@ def bands(record: Record, ordered: bool) -> Figure | None:
         )
         panels.append(Panel(entry.label, wide, narrow, said))
     caption = (
-        "The band is the 90 % interval, the line the predicted mean; targets inside are small dots, targets outside "
-        "crosses, and one in ten should be."
+        "The band is the interval of the level named, the line the predicted mean; targets inside are small dots, targets "
+        "outside crosses."
     )
     columns = ["method", "row", "target", "mean", "lower", "upper"] if not ordered else []
     name = f"bands{ordered:d}"

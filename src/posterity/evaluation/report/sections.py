@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from posterity.evaluation.report.names import MAIN, Name, describe
-from posterity.evaluation.report.numbers import DASH, digits, fixed, grouped, interval, near_one, number, places
+from posterity.evaluation.report.numbers import (
+    DASH,
+    digits,
+    fixed,
+    grouped,
+    interval,
+    near_one,
+    number,
+    percent,
+    places,
+)
 from posterity.evaluation.report.pictures import data_uri
-from posterity.evaluation.report.record import Entry, Found, Record, best_of, lines
+from posterity.evaluation.report.record import Entry, Found, Record, best_of, level_of, lines
 from posterity.evaluation.report.summary import verdict
 
 __all__ = [
@@ -247,7 +257,10 @@ def extremes(entry: Entry) -> dict[str, Any] | None:
         rows.setdefault(line["which"], []).append(one)
     pictures = any(one["uri"] for some in rows.values() for one in some)
     about = any(one["about"] for some in rows.values() for one in some)
-    return {"entry": entry.label, "kind": kind, "tables": rows, "pictures": pictures, "about": about}
+    return {
+        "entry": entry.label, "kind": kind, "tables": rows, "pictures": pictures, "about": about,
+        "level": percent(level_of(table)),
+    }  # fmt: skip
 
 
 def _entry(key: str, value: Any, decimals: int | None) -> str:
