@@ -220,6 +220,15 @@ def test_details_tell_what_the_metrics_tell(classifier, labels):
     assert sum(n for name, measure, n in counts if (name, measure) == ("big", "entropy")) == 11
 
 
+def test_labels_of_a_foreign_set_are_ignored(classifier, labels):
+    model, x = classifier
+    plain, labelled = (
+        po.evaluate(model, (x, labels), ood={"big": foreign}).rows[0]["metrics"]["ood_auroc"]
+        for foreign in (9 * x[:11], (9 * x[:11], labels[:11]))
+    )
+    assert labelled == plain
+
+
 def test_each_group_has_its_reliability(classifier, labels):
     model, x = classifier
     ward = np.where(np.arange(ROWS) < 20, "a", "b")

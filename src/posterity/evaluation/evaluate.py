@@ -188,11 +188,14 @@ class _Predictor:
 
     def __init__(self, model: BayesianModel, via: str | None, asked: _Asked) -> None:
         self.model, self.options = model, {"via": via, **asked.options}
+        self.parts = len(asked.data) if isinstance(asked.data, tuple) else 0
 
     def labelled(self, data: Any) -> Iterable[tuple[Any, Any]]:
         return self.model.predict_with_targets(data, **self.options)
 
     def foreign(self, data: Any) -> Iterable[Any]:
+        if self.parts > 1 and isinstance(data, tuple) and len(data) == self.parts:  # with targets, as the labelled rows
+            data = data[:-1] if self.parts > 2 else data[0]
         return self.model.predict_blocks(data, **self.options)
 
 
