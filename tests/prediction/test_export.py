@@ -115,3 +115,13 @@ def test_heads_in_closed_form_and_correlated_layers(method: Any, head: Any, tmp_
     model.propagation = po.Propagation()
     plain = model.predict(X[:23], via="propagation")
     assert torch.equal(plain.probs, pred.probs) == (head == "points")
+
+
+def test_what_members_share_is_in_the_file_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trunk = nn.Linear(5, 5000).requires_grad_(False)
+    network = nn.Sequential(trunk, nn.AdaptiveAvgPool1d(4), nn.Linear(4, 2))
+    method, y = po.DeepEnsemble(4, init="same"), (X[:, 0] > 0).long()
+    model = po.fit(network, (X, y), "categorical", method, epochs=1, batch_size=20, progress=False)
+    file = model.export(tmp_path / "m.onnx", example=X[:8], via="draws")
+    assert file.stat().st_size < 1.5 * sum(4 * leaf.numel() for leaf in trunk.parameters())

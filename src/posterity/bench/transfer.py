@@ -43,7 +43,7 @@ __all__ = ["FIELDS", "LIMITS", "METHODS", "cells", "claims"]
 LIMITS: dict[str, Limit] = {}
 
 SEEDS, BATCH, STEPS, DRAWS, MEMBERS = (0, 1, 2), 64, 1000, 32, 5
-PRIORS = (0.5, 2.0)  # std of a weight times the root of the width
+PRIORS = (2.0, 8.0)  # std of a weight times the root of the width
 QUICK = 40  # rows
 FIELDS = ("error", "nll", "ece", "ood_auroc_entropy", "ood_auroc_mi", "seconds")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -139,7 +140,7 @@ def write_onnx(
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         program.save(str(draft))
-        file = _renamed(onnx.load(str(draft)), module.names)
+        file = _shared(_renamed(onnx.load(str(draft)), module.names))
         onnx.save(file, str(draft))
         session = onnxruntime.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
         worst = max(_difference(module, session, inputs, count) for count in BATCHES)
@@ -181,6 +182,22 @@ def _renamed(file: Any, names: Sequence[str]) -> Any:
             values[:] = [new.get(value, value) for value in values]
     for spec in (*file.graph.output, *file.graph.value_info, *file.graph.initializer):
         spec.name = new.get(spec.name, spec.name)
+    return file
+
+
+def _shared(file: Any) -> Any:
+    """The file with equal tensors once: what members have in common, such as a frozen trunk."""
+    first: dict[tuple[Any, ...], str] = {}
+    same: dict[str, str] = {}
+    for tensor in file.graph.initializer:
+        content = (tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest())
+        if tensor.raw_data:
+            same[tensor.name] = first.setdefault(content, tensor.name)
+    for node in file.graph.node:
+        node.input[:] = [same.get(value, value) for value in node.input]
+    for spec in [*file.graph.initializer]:
+        if same.get(spec.name, spec.name) != spec.name:
+            file.graph.initializer.remove(spec)
     return file
 
 
