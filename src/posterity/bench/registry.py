@@ -31,6 +31,7 @@ from posterity.bench import (
     selective,
     sghmc_gaussian,
     training_cost,
+    transfer,
 )
 from posterity.bench.bench import Bench
 
@@ -172,5 +173,10 @@ BENCHES: dict[str, Bench] = {
         low_rank_text,
         "low-rank transformers and six rivals on opinions of films, and on sentences about something else",
         "block method data_weight accuracy nll ece ood_auroc_mi_sms parameters seconds",
+    ),
+    "transfer": _bench(
+        transfer,
+        "heads on what pretrained networks say: error, NLL, ECE, AUROC of foreign rows",
+        "data method seed error nll ece ood_auroc_entropy ood_auroc_mi seconds",
     ),
 }
