@@ -62,4 +62,4 @@ peers: ## the other libraries, in an environment of their own, for `posterity be
 	.venv-peers/bin/pip uninstall -q -y torchvision  # what they bring does not import beside this torch
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) .venv-peers posterity-demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers posterity-demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
