@@ -42,9 +42,7 @@ def certify(
     from posterity.interfaces.tables.read import read_table
 
     torch.set_num_threads(1)  # networks for tables are small: they lose more by a second thread than they gain
-    frame = read_table(data)
-    for line in frame.attrs.get("said", ()):
-        say(line)
+    frame = read_table(data, say)
     found = certificate_of(run, frame, target=target, delta=delta, draws=draws, prior_run=prior_run)
     if as_json:
         write_json(found.to_json())

@@ -195,9 +195,10 @@ def _shared(file: Any) -> Any:
             same[tensor.name] = first.setdefault(content, tensor.name)
     for node in file.graph.node:
         node.input[:] = [same.get(value, value) for value in node.input]
-    for spec in [*file.graph.initializer]:
-        if same.get(spec.name, spec.name) != spec.name:
-            file.graph.initializer.remove(spec)
+    for index in reversed(range(len(file.graph.initializer))):
+        name = file.graph.initializer[index].name
+        if same.get(name, name) != name:
+            del file.graph.initializer[index]
     return file
 
 

@@ -60,9 +60,7 @@ def forecast(
     options = Options(
         horizon, lookback, season, method, network, calendar, test, validation, epochs, seed, log
     )  # before anything is read
-    frame = read_table(data)
-    for line in frame.attrs.get("said", ()):
-        say(line)
+    frame = read_table(data, say)
     columns = [name.strip() for each in known or [] for name in each.split(",")]
     found = run(read_series(frame, time, target, series, columns), options, out, tell=say)
     write_table(found.frame, folder(out) / "forecast.csv")

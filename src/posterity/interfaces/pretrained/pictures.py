@@ -42,9 +42,10 @@ def read_pictures(folder: Path, tell: Callable[[str], None] = lambda line: None)
         if path.is_file() and not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
     )  # fmt: skip
     pictures = [path for path in files if path.suffix.lower() in SUFFIXES]
+    others = [path for path in files if path.suffix.lower() not in SUFFIXES]
     if not pictures:
         raise DataError(f"{folder} holds no pictures: they end in {', '.join(SUFFIXES)}")
-    if others := [path for path in files if path not in set(pictures)]:
+    if others:
         tell(f"{plural(len(others), 'file')} in {folder} left out, by the ending no pictures: {others[0].name}")
     inside = [path.relative_to(folder).parts for path in pictures]
     parts = all(part[0].lower() in PARTS for part in inside)

@@ -42,10 +42,7 @@ class Source:
         """The frame of a folder of pictures, or of a table. Raises DataError: as `read_pictures` and `read_table`."""
         if self.kind == "image":
             return read_pictures(path, tell)
-        frame = read_table(path)
-        for line in frame.attrs.get("said", ()):
-            tell(line)
-        return frame
+        return read_table(path, tell)
 
     def rows(self, frame: DataFrame) -> list[str]:
         """Paths or texts. Raises DataError: not there, or empty."""

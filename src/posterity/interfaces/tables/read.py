@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,13 @@ _QUOTED_COMMA = r"[+-]?\d+(?:,\d+)?"
 _WHOLE = r"[+-]?\d+"
 
 
-def read_table(path: str | os.PathLike[str]) -> DataFrame:
+def read_table(path: str | os.PathLike[str], tell: Callable[[str], None] = lambda line: None) -> DataFrame:
     """The table in a file, its index 0, 1, 2, ...
 
     Args:
         path: .csv, .tsv, .txt (each also with .gz) or .parquet. Text is UTF-8 (or UTF-16 with its mark), with a header;
             the separator is one of `,` `;` tab `|`; a decimal comma is recognised where the separator is another sign.
+        tell: hears what was decided on the way, which `attrs["said"]` of the frame holds too.
 
     Raises:
         DataError: absent, a folder, empty, no rows, not text, ragged lines, names that are missing or twice there,
@@ -61,6 +62,8 @@ def read_table(path: str | os.PathLike[str]) -> DataFrame:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not len(frame):
         raise DataError(f"{path} has a header and no rows: add rows")
+    for line in frame.attrs.get("said", ()):
+        tell(line)
     return frame
 
 

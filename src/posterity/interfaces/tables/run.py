@@ -47,14 +47,7 @@ ROWS = "training-rows.safetensors"
 def read(settings: Settings, tell: Tell) -> pandas.DataFrame:
     """The table that settings name; `tell` hears what was decided on the way. Raises DataError."""
     assert settings.data is not None
-    return _read(Path(settings.data), tell)
-
-
-def _read(path: Path, tell: Tell) -> pandas.DataFrame:
-    frame = read_table(path)
-    for line in frame.attrs.get("said", ()):
-        tell(line)
-    return frame
+    return read_table(settings.data, tell)
 
 
 def fit_table(
@@ -187,7 +180,7 @@ class TableModel:
 
     def read(self, path: Path, tell: Tell) -> pandas.DataFrame:
         """A table with these columns; `tell` hears what was decided on the way."""
-        return _read(path, tell)
+        return read_table(path, tell)
 
     def remarks(self, frame: pandas.DataFrame) -> Iterator[str]:
         """What is to be said of rows before they are predicted: columns and values that training did not know."""
