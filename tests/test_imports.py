@@ -16,7 +16,7 @@ import posterity
 ROOT = Path(posterity.__file__).parent
 
 # A module imports what stands before its own part, in its own part, and what is shared.
-SHARED = ("errors", "tree", "random", "history")
+SHARED = ("errors", "tree", "random", "history", "group")
 ORDER = ("problem", "posterior", "inference", "prediction", "model", "evaluation", "training", "models")
 # may import all of the package; nothing before does
 END = (

@@ -26,6 +26,7 @@ from posterity.prediction.predictive import Predictive, concat
 from posterity.prediction.propagation.calibrate import Sites, calibrated
 from posterity.prediction.propagation.settings import Propagation
 from posterity.prediction.temperature import check_labels, fit_temperature
+from posterity.prediction.turns import Turns
 from posterity.problem.batches import Reader, to_device
 from posterity.problem.likelihoods import likelihood_from_json
 from posterity.problem.network import Network
@@ -104,7 +105,8 @@ class BayesianModel:
                 "propagation" the fixed points that are laid on the outputs, 64 unless given.
             seed: other draws than those of the fit's own seed.
             batch_size: rows per pass where `x` brings no batches; 1024 unless given.
-            max_memory: bytes of inputs that are held at once; the draws are made again for every such block.
+            max_memory: bytes of inputs, and of what is kept of their outputs, that are held at once; the draws are made
+                again for every such block.
             keep: "draws" to keep each draw's own outputs, `[draw, row, ...]`.
             input_std: std of independent normal noise in `x`, in its units: a float, or what broadcasts to it (of a loader:
                 to its rows). Propagated, or drawn with the weights, the same noise for all rows of a draw.
@@ -127,18 +129,28 @@ class BayesianModel:
     def predict_with_targets(self, data: Any, **options: Any) -> Iterator[tuple[Predictive, Any]]:
         """Predictions and raw targets of labelled data, batch by batch; options as in `predict`.
 
+        With `turns=Turns(group)` of those batches only that are this rank's.
+
         Raises:
             DataError: batches without targets.
         """
         yield from self._blocks(data, True, **options)
 
     def _blocks(
-        self, data: Any, targets: bool, *, seed: int | None = None, batch_size: int | None = None, **options: Any
+        self,
+        data: Any,
+        targets: bool,
+        *,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        turns: Turns | None = None,
+        **options: Any,
     ) -> Iterator[tuple[Predictive, Any]]:
         random = Random(int(self.settings.get("seed", 0)) if seed is None else seed)
         batches = batches_of(data, self.problem.reader, batch_size, targets)
         if (std := options.pop("input_std", None)) is not None:
             batches, options["noisy"] = noisy(batches, std, data, targets), True
+        batches = batches if turns is None else turns.deal(batches)
         self._check_way(options.get("via"))
         options = {"temperature": self.temperature, "settings": self.propagation, **options}
         return predict_blocks(self.problem, self.posterior, batches, random=random, **options)

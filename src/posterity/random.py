@@ -52,13 +52,23 @@ class Random:
 
     key: int
     indices: tuple[int, ...] = ()
+    offset: int = 0  # of the first index
+
+    def beside(self, first: int) -> Random:
+        """The streams of members `first`, `first` + 1, ..., for an algorithm that counts its own from 0.
+
+        >>> Random(0).beside(3).fold("noise").fold(1) == Random(0).fold("noise").fold(4)
+        True
+        """
+        return Random(self.key, self.indices, first)
 
     def fold(self, word: str | int) -> Random:
         """The stream below this one named `word`: a purpose or tensor name, or a member, step, draw or epoch >= 0."""
         if isinstance(word, str):
-            return Random(_digest(self.key, word), self.indices)
+            return Random(_digest(self.key, word), self.indices, self.offset)
         if word < 0:
             raise ValueError(f"a stream index must be >= 0, got {word}")
+        word += self.offset
         fits = not self.indices or (len(self.indices) == 1 and self.indices[0] < 2**_MEMBER_BITS)
         if fits and word < 2**_STEP_BITS:
             return Random(self.key, (*self.indices, word))

@@ -64,19 +64,19 @@ def _randoms(members: int = MEMBERS) -> list[po.Random]:
 def _paths(problem: po.NetworkProblem, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list to which every later `nlls` adds the path that gave its answer: "loop" for one member of it."""
     taken: list[str] = []
-    together, alone = problem._side_by_side._measured, problem.nll
+    together, alone = problem._side_by_side._measured, problem._own
 
     def _measured(thetas: Tree, joints: Any, path: str) -> Any:
         found = together(thetas, joints, path)
         taken.append(path)
         return found
 
-    def nll(*args: Any) -> Any:
+    def _own(*args: Any) -> Any:
         taken.append("loop")
         return alone(*args)
 
     monkeypatch.setattr(problem._side_by_side, "_measured", _measured)
-    monkeypatch.setattr(problem, "nll", nll)
+    monkeypatch.setattr(problem, "_own", _own)
     return taken
 
 

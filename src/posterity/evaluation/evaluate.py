@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import RandomSampler
 
 from posterity.errors import CompatibilityError, DataError
 from posterity.evaluation.chain_findings import chain_details
-from posterity.evaluation.details import Show, classification_details, regression_details, shown_by
+from posterity.evaluation.details import classification_details, regression_details, shown_by
 from posterity.evaluation.evaluation import Evaluation, Row
+from posterity.evaluation.fed import Asked, Given, Predictor, fed
 from posterity.evaluation.groups import as_groups, group_reliability, group_table
 from posterity.evaluation.measured import Measured, differences
 from posterity.evaluation.metric import Metric
 from posterity.evaluation.metrics import classification_metrics, regression_metrics
-from posterity.evaluation.predictions import as_predictive, is_predictions
+from posterity.evaluation.predictions import is_predictions
 from posterity.evaluation.rows import LEVELS, Rows
 from posterity.evaluation.threshold import best_threshold, effective_reliability
+from posterity.group import ALONE, Group
 from posterity.model import BayesianModel, versions
 
 __all__ = ["compare", "evaluate"]
@@ -41,6 +43,7 @@ def evaluate(
     method: str | None = None,
     seed: int | None = None,
     batch_size: int | None = None,
+    distribute: bool = False,
 ) -> Evaluation:
     """Metrics of a model, or of anybody's predictions, on labelled data, each with n and a 95 % interval.
 
@@ -70,6 +73,8 @@ def evaluate(
             that are pictures show themselves.
         labels: with predictions, the class of each column; 0, 1, ... unless given.
         method: the row's name; the fit's method unless given.
+        distribute: share the batches among the ranks of `torch.distributed`, each of which calls this with the same
+            arguments and gets the same figures: those of one process, every row counted once.
 
     Raises:
         DataError: no rows, no targets, a shuffled loader with `groups` or `show`, foreign sets for a regression.
@@ -77,7 +82,7 @@ def evaluate(
     """
     asked = _asked(
         data, ood, levels=levels, validation=validation, groups=groups, show=show, labels=labels, draws=draws, seed=seed,
-        batch_size=batch_size,
+        batch_size=batch_size, distribute=distribute,
     )  # fmt: skip
     measured = list(_measure(model, method, via, asked))
     return Evaluation([_row(each, asked, model) for each in measured], _settings({measured[0].method: model}))
@@ -134,20 +139,6 @@ def compare(
     return Evaluation(rows, _settings(told), differences(found, against))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What an evaluation was asked for."""
-
-    data: Any
-    ood: dict[str, Any]
-    levels: tuple[float, ...]
-    validation: Any
-    groups: dict[str, Any]
-    show: Show | None
-    options: dict[str, Any] = field(default_factory=dict)
-    labels: tuple[Any, ...] | None = None
-
-
 def _asked(
     data: Any,
     ood: Mapping[str, Any] | None,
@@ -157,99 +148,37 @@ def _asked(
     groups: Any = None,
     show: Any = None,
     labels: Sequence[Any] | None = None,
+    distribute: bool = False,
     **options: Any,
-) -> _Asked:
+) -> Asked:
     """The arguments of `evaluate`, read; `options` are those of `predict`."""
     if wrong := [level for level in levels if not 0 < level < 1]:
         raise DataError(f"levels are fractions between 0 and 1, got {wrong[0]:g}")
     names = None if labels is None else tuple(labels)
-    return _Asked(
-        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), shown_by(show, data), options, names
+    group = Group.current() if distribute else ALONE
+    return Asked(
+        data, dict(ood or {}), tuple(levels), validation, as_groups(groups), shown_by(show, data), options, names, group
     )
 
 
-def _measure(model: Any, method: str | None, via: str | Sequence[str] | None, asked: _Asked) -> Iterator[Measured]:
+def _measure(model: Any, method: str | None, via: str | Sequence[str] | None, asked: Asked) -> Iterator[Measured]:
     """Feed the rows of each way to predict."""
     if (asked.groups or asked.show) and isinstance(getattr(asked.data, "sampler", None), RandomSampler):
         raise DataError("the loader shuffles, so groups and pictures would go to other rows: give one that does not")
     if isinstance(model, BayesianModel):
         for way in [via] if via is None or isinstance(via, str) else via:
-            yield _fed(_Predictor(model, way, asked), method or str(model.settings.get("method", "model")), asked)
+            yield fed(Predictor(model, way, asked), method or str(model.settings.get("method", "model")), asked)
     elif is_predictions(model) or hasattr(model, "columns"):
-        if via is not None or any(value is not None for value in asked.options.values()):
-            raise CompatibilityError("via, draws, seed and batch_size are a model's: predictions are made already")
-        yield _fed(_Given(model, asked), method or "given", asked)
+        if via is not None or asked.group.size > 1 or any(value is not None for value in asked.options.values()):
+            raise CompatibilityError(
+                "via, draws, seed, batch_size and distribute are a model's: predictions are made already"
+            )
+        yield fed(Given(model, asked), method or "given", asked)
     else:
         raise DataError(f"neither a fitted model nor predictions: {type(model).__name__}")
 
 
-class _Predictor:
-    """Predictions that a model makes, in blocks."""
-
-    def __init__(self, model: BayesianModel, via: str | None, asked: _Asked) -> None:
-        self.model, self.options = model, {"via": via, **asked.options}
-        self.parts = len(asked.data) if isinstance(asked.data, tuple) else 0
-
-    def labelled(self, data: Any) -> Iterable[tuple[Any, Any]]:
-        return self.model.predict_with_targets(data, **self.options)
-
-    def foreign(self, data: Any) -> Iterable[Any]:
-        if self.parts > 1 and isinstance(data, tuple) and len(data) == self.parts:  # with targets, as the labelled rows
-            data = data[:-1] if self.parts > 2 else data[0]
-        return self.model.predict_blocks(data, **self.options)
-
-
-class _Given:
-    """Predictions that are there."""
-
-    def __init__(self, predictions: Any, asked: _Asked) -> None:
-        self.predictions, self.asked = predictions, asked
-
-    def labelled(self, data: Any) -> Iterable[tuple[Any, Any]]:
-        if data is self.asked.validation:  # comes with predictions of its own
-            if not isinstance(data, tuple) or len(data) != 2:
-                raise DataError("validation= beside predictions is a pair: predictions and targets")
-            return [(self._read(data[0]), data[1])]
-        pred = self._read(self.predictions)
-        if hasattr(pred, "probs") and all(isinstance(name, int) for name in pred.likelihood.classes or ()):
-            first = next(iter(data), None) if hasattr(data, "__iter__") else None
-            if isinstance(first, str):
-                raise DataError("the targets are words: labels=[...] says which column of probabilities is which class")
-        return [(pred, data)]
-
-    def foreign(self, data: Any) -> Iterable[Any]:
-        return [self._read(data)]
-
-    def _read(self, predictions: Any) -> Any:
-        return as_predictive(predictions, self.asked.labels, (*self.asked.levels, 0.9)[0])
-
-
-def _fed(source: _Predictor | _Given, method: str, asked: _Asked) -> Measured:
-    rows, last = Rows(), None
-    for last, targets in source.labelled(asked.data):
-        rows.feed(last, targets, asked.levels)
-    if last is None or rows.seen == 0:
-        raise DataError("the evaluation data has no rows")
-    classes = hasattr(last, "probs")
-    labels: tuple[Any, ...] = ()
-    if classes and last.log_probs.ndim == 2:
-        labels = tuple(last.likelihood.names(last.log_probs.shape[-1]))
-    if not classes and asked.ood:
-        raise DataError("foreign sets are told apart by a classifier's entropy: leave ood= out for a regression")
-    foreign = {}
-    for name, inputs in asked.ood.items():
-        foreign[name] = Rows()
-        for pred in source.foreign(inputs):
-            foreign[name].feed(pred)
-    held_out = None
-    if classes and asked.validation is not None:
-        held_out = Rows()
-        for pred, targets in source.labelled(asked.validation):
-            held_out.feed(pred, targets)
-    return Measured(method, last.via, classes, rows, foreign, held_out, labels)
-
-
-def _row(measured: Measured, asked: _Asked, model: Any, detailed: bool = True) -> Row:
+def _row(measured: Measured, asked: Asked, model: Any, detailed: bool = True) -> Row:
     rows, foreign = measured.rows, measured.foreign
     if measured.classes:
         metrics = classification_metrics(rows, ood=foreign)

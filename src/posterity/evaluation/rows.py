@@ -10,7 +10,7 @@ mean. n counts rows, because what one row holds is not independent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ LEVELS = (0.9, 0.5, 0.8, 0.95)  # the first is the one that metrics without a su
 class Rows:
     """Numbers per row, by name, fed block by block.
 
-    `row` counts the rows that were fed, those that do not count included: where in the data a row was.
+    `row` counts the rows that were fed, those that do not count included: where in the data a row was, from `seen` on.
 
     >>> rows = Rows()
     >>> rows.add({"entropy": torch.tensor([0.5, 0.25])})
@@ -42,10 +42,10 @@ class Rows:
     (3, [0.5, 0.25, 1.0])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: int = 0) -> None:
         self._blocks: dict[str, list[Tensor]] = {}
         self._length = 0
-        self.seen = 0
+        self.seen = seen
         self.classwise: Classwise | None = None
 
     def feed(self, pred: Any, targets: Any = None, levels: Sequence[float] = LEVELS) -> None:
@@ -121,6 +121,18 @@ class Rows:
             if rows.classwise is not None:
                 both._count_classes(rows.classwise)
         return both
+
+    @classmethod
+    def of(cls, blocks: Iterable[Rows]) -> Rows:
+        """The rows of blocks each of which began where it is in the data, in the order of the data."""
+        whole = cls()
+        for block in sorted(blocks, key=lambda block: block.seen):
+            if block:
+                whole.add({name: block[name] for name in block})
+            if block.classwise is not None:
+                whole._count_classes(block.classwise)
+            whole.seen = block.seen
+        return whole
 
     def _count_classes(self, tally: Classwise) -> None:
         self.classwise = tally if self.classwise is None else self.classwise + tally

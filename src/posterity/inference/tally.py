@@ -84,25 +84,25 @@ class Tally(NamedTuple):
 class Trace(NamedTuple):
     """A thinned record of all chains."""
 
-    values: Tensor  # [points, members, 2] float64: NLL and kinetic temperature; 0 where they were not finite
+    values: Tensor  # [members, points, 2] float64: NLL and kinetic temperature; 0 where they were not finite
     recorded: Tensor  # () int64, how many of the points
 
     @classmethod
     def none(cls, members: int, points: int = 200) -> Trace:
-        return cls(torch.zeros(points, members, 2, dtype=torch.float64), torch.tensor(0))
+        return cls(torch.zeros(members, points, 2, dtype=torch.float64), torch.tensor(0))
 
     def add_(self, nll: Tensor, kinetic: Tensor, t: int, steps: int) -> None:
         at = int(self.recorded)
-        if t % self._every(steps) or at >= len(self.values):
+        if t % self._every(steps) or at >= self.values.shape[1]:
             return
-        self.values[at] = torch.stack([nll, kinetic], dim=1).nan_to_num(0.0, 0.0, 0.0)
+        self.values[:, at] = torch.stack([nll, kinetic], dim=1).nan_to_num(0.0, 0.0, 0.0)
         self.recorded.add_(1)
 
     def _every(self, steps: int) -> int:
-        return -(-steps // len(self.values))
+        return -(-steps // self.values.shape[1])
 
     def told(self, steps: int) -> dict[str, Any]:
         """Step, and per step the members' NLL and kinetic temperature, JSON."""
-        values = self.values[: int(self.recorded)]
+        values = self.values[:, : int(self.recorded)].transpose(0, 1)
         nll, kinetic = ([[value or None for value in row] for row in values[..., i].tolist()] for i in (0, 1))
         return {"step": [i * self._every(steps) for i in range(len(values))], "nll": nll, "kinetic": kinetic}

@@ -21,6 +21,7 @@ from posterity.interfaces.certify import certify
 from posterity.interfaces.console import say, stderr, stdout
 from posterity.interfaces.export import export
 from posterity.interfaces.forecast.command import forecast
+from posterity.interfaces.ranks import together
 from posterity.interfaces.results import folder, report
 
 __all__ = ["app", "main"]
@@ -120,7 +121,9 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say_warning
-            app()
+            with together(sys.argv[1:]) as works:
+                if works:
+                    app()
     except BrokenPipeError:  # whoever read the output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

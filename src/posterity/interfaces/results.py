@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from posterity.errors import StorageError
 from posterity.interfaces.console import say, stdout
+from posterity.interfaces.ranks import own
 
 if TYPE_CHECKING:
     from posterity.evaluation.evaluation import Evaluation
@@ -22,6 +23,7 @@ __all__ = ["drawn", "folder", "listed", "report", "show", "write_json"]
 def show(result: Evaluation, out: Path, as_json: bool, title: str) -> None:
     """evaluation.json and report.html in `out`, the table or the JSON on stdout."""
     result.settings["command"] = shlex.join(["posterity", *sys.argv[1:]])
+    out = own(out)
     record = result.to_json(folder(out) / "evaluation.json")
     if as_json:
         write_json(record)

@@ -16,6 +16,7 @@ import typer
 
 from posterity.errors import DataError
 from posterity.interfaces.console import say, stdout
+from posterity.interfaces.ranks import several
 from posterity.interfaces.results import folder, listed, show, write_json
 
 if TYPE_CHECKING:
@@ -258,7 +259,12 @@ def _evaluated(
     labelled = fitted.labelled(frame)
     ways = via.split(",") if via else None
     result = po.evaluate(
-        fitted.model, labelled, via=ways, draws=draws, **fitted.evaluation_options(frame, foreign, groups)
+        fitted.model,
+        labelled,
+        via=ways,
+        draws=draws,
+        distribute=several(),
+        **fitted.evaluation_options(frame, foreign, groups),
     )
     seen = fitted.trained_among(frame)
     if seen:

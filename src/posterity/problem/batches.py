@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import DataError
+from posterity.errors import CompatibilityError, DataError
 
-__all__ = ["Batch", "Reader", "check_finite", "copied", "row_weights", "rows_of", "tensors_in", "to_device"]
+__all__ = ["Batch", "Reader", "check_finite", "copied", "row_weights", "rows_of", "share", "tensors_in", "to_device"]
 
 
 class Batch(NamedTuple):
@@ -136,6 +136,31 @@ def to_device(value: Any, device: torch.device) -> Any:
 def copied(value: Any) -> Any:
     """Copies of nested tensors; everything else as it is."""
     return _apply(Tensor.clone, value)
+
+
+def share(batch: Batch, rows: range) -> Batch:
+    """Some consecutive rows of a batch.
+
+    Raises:
+        CompatibilityError: an input that is no tensor of rows.
+    """
+    chosen = slice(rows.start, rows.stop)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: cut(part) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple(cut(part) for part in value)
+        if not hasattr(value, "__getitem__") or not getattr(value, "ndim", 1) or len(value) != batch.rows:
+            raise CompatibilityError(
+                f"a batch of {batch.rows} rows has an input that cannot be shared among ranks row by row: "
+                f"{type(value).__name__} {list(getattr(value, 'shape', ()))}"
+            )
+        return value[chosen]
+
+    weight = None if batch.weight is None else batch.weight[chosen]
+    targets = batch.targets if batch.targets is None else batch.targets[chosen]
+    return Batch(cut(batch.inputs), targets, weight, len(rows))
 
 
 def rows_of(value: Any) -> int:

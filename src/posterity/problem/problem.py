@@ -9,9 +9,8 @@ w is `data_weight` (1 is Bayes' rule; w * N is the effective number of rows).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -20,17 +19,19 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import CompatibilityError, DataError
-from posterity.problem.batches import Batch, Reader, to_device
+from posterity.group import ALONE, Group
+from posterity.problem.batches import Batch, Reader, share, to_device
 from posterity.problem.carrier import is_constant, leaves, rebuild
 from posterity.problem.dropout import masks
 from posterity.problem.info import Info
 from posterity.problem.likelihoods import Likelihood, likelihood_from
+from posterity.problem.measured import Measured, in_one, joined, settled
 from posterity.problem.network import Network
 from posterity.problem.noise import ForwardNoise
 from posterity.problem.priors import Prior, prior_from
 from posterity.problem.side_by_side import SideBySide
 from posterity.random import Random
-from posterity.tree import BUFFER, LIKELIHOOD, MASKS, Tree, clone, pick, weights
+from posterity.tree import BUFFER, LIKELIHOOD, MASKS, Tree, clone, member, pick, stack, weights
 
 __all__ = ["Info", "NetworkProblem", "Problem", "batch_rows", "stacked_nlls"]
 
@@ -74,17 +75,15 @@ def stacked_nlls(
     problem: Problem, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]
 ) -> tuple[Tensor, Tree, Info]:
     """`nlls` as a loop over the members; their gradients land in one allocation."""
-    members = len(batches)
-    gradients: Tree = {}
-    infos = []
-    for k, (batch, random) in enumerate(zip(batches, randoms)):
-        _, gradient, info = problem.nll({name: leaf[k] for name, leaf in thetas.items()}, batch, random)
-        infos.append(info)
-        if members == 1:
-            gradients = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
-            break
-        for name, leaf in gradient.items():
-            gradients.setdefault(name, leaf.new_empty((members, *leaf.shape)))[k].copy_(leaf)
+    infos: list[Info] = []
+
+    def each() -> Iterator[Tree]:
+        for k, (batch, random) in enumerate(zip(batches, randoms)):
+            _, gradient, info = problem.nll(member(thetas, k), batch, random)
+            infos.append(info)
+            yield gradient
+
+    gradients = in_one(each(), len(batches))
     return torch.cat([info.nll for info in infos]), gradients, _cat(infos)
 
 
@@ -148,6 +147,7 @@ class NetworkProblem:
         self.reader = reader or Reader()
         self.precision = precision
         self.clip = clip
+        self.group: Group = ALONE  # the ranks among which the rows of every batch are shared
         self._noise = ForwardNoise()
         self._side_by_side = SideBySide(self, side_by_side)
         self.idle: frozenset[str] = frozenset()
@@ -209,7 +209,33 @@ class NetworkProblem:
     # --- what algorithms call --------------------------------------------------------------------------------------
 
     def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
-        parts = [self.read(part) for part in batch] if isinstance(batch, list) else [self.read(batch)]
+        found, changed = self._own(theta, self._parts(batch), random)
+        nll, gradient, info = settled(found, stack([changed]), self.group, self.clip)
+        return nll[0], rebuild({name: leaf[0] for name, leaf in gradient.items()}), info
+
+    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
+        read = {id(batch): self._parts(batch) for batch in batches}
+        parts = [read[id(batch)] for batch in batches]
+        changed: list[Tree] = []
+
+        def each() -> Iterator[Measured]:
+            for k, (own, random) in enumerate(zip(parts, randoms)):
+                found, buffers = self._own(member(thetas, k), own, random)
+                changed.append(buffers)
+                yield found
+
+        found = self._side_by_side(thetas, parts, lambda: joined(each(), len(parts)))
+        return settled(found, stack(changed) if changed else {}, self.group, self.clip)
+
+    def _parts(self, batch: Any) -> list[Batch]:
+        """The parts of an accumulated batch, of each the rows that are this rank's."""
+        return [self._own_rows(self.read(part)) for part in (batch if isinstance(batch, list) else [batch])]
+
+    def _own_rows(self, batch: Batch) -> Batch:
+        return batch if self.group.size == 1 else share(batch, self.group.share(batch.rows))
+
+    def _own(self, theta: Tree, parts: Sequence[Batch], random: Random) -> tuple[Measured, Tree]:
+        """What the rows of one member say, and the buffers after them."""
         rows = sum(part.rows for part in parts)
         buffers = pick(theta, BUFFER)
         carried = buffers.keys()
@@ -219,11 +245,14 @@ class NetworkProblem:
         gradient: Tree = {}
         for i, part in enumerate(parts):
             stream = random.fold("forward") if i == 0 else random.fold(f"forward {i}")
-            share = part.rows / rows
+            if part.rows == 0:  # more ranks than rows
+                continue
+            portion = part.rows / rows
 
-            def backward(loss: Tensor, share: float = share) -> tuple[Tensor, Tree]:
-                return loss.detach() * share, self._gradient(loss * share, plain)
+            def backward(loss: Tensor, portion: float = portion) -> tuple[Tensor, Tree]:
+                return loss.detach() * portion, self._gradient(loss * portion, plain)
 
+            stream = stream if self.group.rank == 0 else stream.fold(f"rank {self.group.rank}")
             (loss, found), changed = self._measured(rebuild(every), buffers, part, stream, backward)
             buffers = {**buffers, **changed}
             total = total + loss
@@ -233,13 +262,8 @@ class NetworkProblem:
                 f"the forward changes the buffers {new}, which these weights lack: call problem.probe(batch, random) "
                 "before problem.start()"
             )
-        with torch.no_grad():
-            norm = nn.utils.get_total_norm(gradient.values())
-            finite = torch.isfinite(total + norm)
-            if self.clip is not None and bool(norm > self.clip):
-                gradient = {name: leaf.mul_(self.clip / norm) for name, leaf in gradient.items()}
-        kept = {BUFFER + name: value.unsqueeze(0) for name, value in buffers.items()}
-        return total.float(), rebuild(gradient), Info(total.float()[None], norm[None], finite[None], kept)
+        gradient = gradient or {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
+        return Measured(total[None], {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}, [rows]), buffers
 
     def _gradient(self, loss: Tensor, plain: Tree, share: Tensor | None = None) -> Tree:
         """The gradient by every leaf, zeros where the loss does not reach; each in memory of its own, to be written over.
@@ -262,10 +286,6 @@ class NetworkProblem:
             memory.add(one.data_ptr())
         return gradient
 
-    def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
-        loop = partial(stacked_nlls, self, thetas, batches, randoms)
-        return self._side_by_side.nlls(thetas, batches, loop)
-
     def outputs(self, theta: Tree, inputs: Any, random: Random | None = None, train: bool = False) -> Any:
         if isinstance(inputs, Batch):
             inputs = inputs.inputs
@@ -287,8 +307,12 @@ class NetworkProblem:
                 return {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
             return self._gradient(torch.stack(along).sum(), plain)
 
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            result, _ = self._measured(plain, pick(theta, BUFFER), self.read(batch), random.fold("forward"), product)
+        own = self._own_rows(self.read(batch))
+        result = {name: torch.zeros_like(leaf) for name, leaf in plain.items()}
+        if own.rows:
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+                result, _ = self._measured(plain, pick(theta, BUFFER), own, random.fold("forward"), product)
+        self.group.mean_([leaf.unsqueeze(0) for leaf in result.values()], torch.tensor([own.rows]))
         return result
 
     def row_log_probs(self, theta: Tree, outputs: Any, targets: Any) -> Tensor:

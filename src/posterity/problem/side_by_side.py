@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from posterity.errors import CompatibilityError, PosterityError
 from posterity.problem.batches import Batch, tensors_in
-from posterity.problem.info import Info
+from posterity.problem.measured import Measured
 from posterity.problem.perceptron import DROPOUT, Perceptron, untouched
 from posterity.problem.targets import plain
-from posterity.tree import BUFFER, CHUNK, LIKELIHOOD, Tree, count
+from posterity.tree import BUFFER, LIKELIHOOD, Tree, count
 
 if TYPE_CHECKING:
     from posterity.problem.problem import NetworkProblem
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["PATHS", "SideBySide"]
 
 PATHS = ("auto", "flat", "vmap", "loop")
-Found = tuple[Tensor, Tree, Info]
+Parts = Sequence[Batch]  # of one member's batch, accumulated or not
 
 # Weights x positions a step and member, up to which vmap pays. Measured: see `_pays`.
 VMAP_PRODUCTS = 2**23
@@ -65,14 +65,14 @@ class SideBySide:
         self._draws: str | None = None
         self._failed: dict[str, str] = {}  # what went wrong where the loop did not
 
-    def nlls(self, thetas: Tree, batches: Sequence[Any], loop: Callable[[], Found]) -> Found:
+    def __call__(self, thetas: Tree, batches: Sequence[Parts], loop: Callable[[], Measured]) -> Measured:
         """What `loop` gives, by the path that is right.
 
         Raises:
             CompatibilityError: a path was asked for that this network cannot take.
         """
         path = self._path(len(batches))
-        if path == "loop":
+        if path == "loop" or not all(part.rows for parts in batches for part in parts):
             return loop()
         if self.how == "auto" and path == "vmap" and not self._pays(batches[0]):
             return loop()
@@ -129,7 +129,7 @@ class SideBySide:
         drawing = [type(m).__name__ for m, trains in modes if trains and type(m) in DROPOUT and m.p > 0]  # type: ignore[operator]
         self._draws = f"{drawing[0]} draws" if drawing else None
 
-    def _pays(self, batch: Any) -> bool:
+    def _pays(self, parts: Parts) -> bool:
         """Whether vmap is faster than the loop: up to 2^23 weights x positions, never with recurrent layers.
 
         Measured on one thread: 2.0 to 13 times at 2^18 (K = 2 to 32), 1.5 to 3.9 at 2^21, 2.4 to 3.0 at 2^22, 1.3 at 2^24,
@@ -137,8 +137,7 @@ class SideBySide:
         """
         if self._recurrent:
             return False
-        parts = batch if isinstance(batch, list) else [batch]
-        return self._weights * max(self._positions(self.problem.read(part)) for part in parts) <= VMAP_PRODUCTS
+        return self._weights * max(map(self._positions, parts)) <= VMAP_PRODUCTS
 
     def _positions(self, batch: Batch) -> int:
         """How often a weight is used: rows, rows x tokens, or (at most) the numbers in the pictures."""
@@ -150,13 +149,9 @@ class SideBySide:
 
     # --- batches ---------------------------------------------------------------------------------------------------
 
-    def _joints(self, batches: Sequence[Any], path: str) -> list[_Joint]:
+    def _joints(self, batches: Sequence[Parts], path: str) -> list[_Joint]:
         """One for each accumulated part; none where the members' batches do not stack."""
-        read, shared = self.problem.read, all(batch is batches[0] for batch in batches)
-        each = [
-            [read(part) for part in batch] if isinstance(batch, list) else [read(batch)]
-            for batch in (batches[:1] if shared else batches)
-        ]
+        each = batches[:1] if all(batch is batches[0] for batch in batches) else batches
         if len({len(parts) for parts in each}) > 1:
             return []
         try:
@@ -167,7 +162,7 @@ class SideBySide:
 
     # --- the loss --------------------------------------------------------------------------------------------------
 
-    def _measured(self, thetas: Tree, joints: Sequence[_Joint], path: str) -> Found:
+    def _measured(self, thetas: Tree, joints: Sequence[_Joint], path: str) -> Measured:
         leaves = {n: leaf.detach().requires_grad_() for n, leaf in thetas.items() if not n.startswith(BUFFER)}
         own = {n.removeprefix(LIKELIHOOD): leaf for n, leaf in leaves.items() if n.startswith(LIKELIHOOD)}
         named = {n: leaf for n, leaf in leaves.items() if not n.startswith(LIKELIHOOD)} if own else leaves
@@ -185,13 +180,7 @@ class SideBySide:
             nll = part if nll is None else nll + part
             gradient = {n: gradient[n].add_(new) for n, new in found.items()} if gradient else found
         assert nll is not None
-        norm = _norms(list(gradient.values()))
-        if self.problem.clip is not None and bool((over := norm > self.problem.clip).any()):
-            factor = torch.where(over, self.problem.clip / norm, 1.0)
-            for leaf in gradient.values():
-                leaf.mul_(factor.to(leaf.dtype).reshape(-1, *[1] * (leaf.dim() - 1)))
-        told = nll.float()
-        return told, gradient, Info(told, norm, torch.isfinite(nll + norm), {})
+        return Measured(nll, gradient, [rows] * joints[0].members)
 
     def _flat(self, weights: Tree, joint: _Joint) -> Tensor:
         assert isinstance(self._perceptron, Perceptron)
@@ -283,14 +272,6 @@ def _joined(targets: Sequence[Any]) -> Any:
     if any(t.dtype != one.dtype or t.device != one.device for t in targets):
         raise _Apart
     return torch.cat(targets)
-
-
-def _norms(gradient: list[Tensor]) -> Tensor:
-    """[K] Euclidean norms."""
-    rows = [leaf.reshape(len(leaf), -1) for leaf in gradient]
-    if sum(leaf.numel() for leaf in gradient) <= CHUNK and len({leaf.dtype for leaf in gradient}) == 1:
-        return torch.linalg.vector_norm(torch.cat(rows, 1), dim=1)  # two calls instead of one for each
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]), dim=0)
 
 
 def _refusal(path: str, reason: str) -> CompatibilityError:

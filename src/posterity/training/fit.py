@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
-import tempfile
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -17,30 +14,25 @@ import torch
 from torch import nn
 
 from posterity.errors import CompatibilityError, PosterityWarning
-from posterity.history import History
+from posterity.group import ALONE
 from posterity.inference.algorithm import Algorithm, Plan
 from posterity.inference.map import MAP
 from posterity.model import BayesianModel, load
-from posterity.posterior.draws import Streamed
-from posterity.posterior.posterior import Posterior
-from posterity.posterior.shards import ShardReader, ShardWriter
-from posterity.posterior.storage import CHECKPOINT, MANIFEST, load_checkpoint, load_manifest, prepare_folder
+from posterity.posterior.storage import CHECKPOINT, load_checkpoint, load_manifest, prepare_folder
 from posterity.problem.batches import Reader
-from posterity.problem.data import Source
 from posterity.problem.likelihoods import Likelihood, likelihood_from
 from posterity.problem.network import Network
 from posterity.problem.priors import Prior
 from posterity.problem.problem import NetworkProblem
-from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
-from posterity.training.checkpoint import carried, left_behind, restore
 from posterity.training.held_out import sources
-from posterity.training.loop import Budget, Callback, Position, check_settings, run_stage
-from posterity.training.progress import Watch, watching
+from posterity.training.loop import Budget, Callback, check_settings
+from posterity.training.placement import placed
+from posterity.training.progress import watching
 from posterity.training.settings import settings_of
-from posterity.training.starts import member_starts
+from posterity.training.stages import Stages, manifest_hash
 from posterity.training.survey import Survey, check_held_out, survey
-from posterity.tree import Tree, count, weights
+from posterity.tree import count, weights
 
 __all__ = ["fit"]
 
@@ -76,6 +68,7 @@ def fit(
     resume: bool = False,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
+    distribute: str | None = None,
 ) -> BayesianModel:
     """Fit a posterior over the weights of a network.
 
@@ -112,6 +105,10 @@ def fit(
         resume: go on from the checkpoint in `out`, or return the finished run in it; start where there is neither.
         checkpoint_every: steps between checkpoints; by default each epoch and each minute.
         progress: show a progress line on stderr; on terminals only unless given.
+        distribute: over the ranks of `torch.distributed`, each of which calls `fit` with the same arguments and gets the
+            same model: "rows" (each has a share of every batch) or "members" (each has some members or chains). The seed
+            finds what it finds in one process, to rounding; dropout and batch statistics are each rank's own. Rank 0
+            writes `out`, on a disk that all see. None: this process works alone.
 
     Raises:
         DataError: empty, non-finite or misshapen data; one class; no length and no `data_size`.
@@ -138,7 +135,9 @@ def fit(
         raise CompatibilityError("patience= needs validation=: nothing else tells when to stop")
     seed = int(seed)  # numpy's integers are no JSON
     random = Random(seed)
-    folder = None if out is None else prepare_folder(out)
+    placement = placed(distribute, method)
+    with placement.group.in_turn():
+        folder = None if out is None else prepare_folder(out) if placement.writes else Path(out)
 
     builder, module = _module(network, random)
     reader = Reader(target, sample_weight if isinstance(sample_weight, str | int) else None)
@@ -152,6 +151,7 @@ def fit(
         net, found.likelihood, prior, data_size=found.data_size, data_weight=data_weight,
         reader=reader, precision=precision, clip=clip, side_by_side=side_by_side,
     )  # fmt: skip
+    problem.group = placement.rows
     problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
     if held_out is not None:
         check_held_out(problem, held_out, random.fold("survey"))
@@ -163,88 +163,23 @@ def fit(
     for algorithm, _ in stages:
         algorithm.check(problem, found.first)
     settings = settings_of(problem, method, plan, whole, steps, seed, accumulation, patience)
-    if resume and folder is not None and (finished := _finished(folder, module, settings, output, device)):
-        return finished
+    if resume and folder is not None:
+        with placement.group.in_turn():
+            finished = _finished(folder, module, settings, output, device)
+        if finished is not None:
+            return finished
     budget = Budget(whole, accumulation, patience, checkpoint_every, max_failures, None if data_size else found.rows)
-    run = _Run(problem, training, held_out, random, folder, settings, callbacks)
-    with watching(progress) as watch:
+    run = Stages(problem, training, held_out, random, folder, settings, callbacks, placement)
+    with watching(progress if placement.writes else False) as watch:
         watch.say(_headline(problem, method, found))
-        posterior, history, snapshots, writer = run.stages(stages, plan, budget, start, builder, resume, watch)
+        posterior, history, snapshots, writer = run.run(stages, plan, budget, start, builder, resume, watch)
+    problem.group = ALONE
     model = BayesianModel(problem, posterior, settings=settings, history=history, snapshots=snapshots)
-    if folder is not None:
+    if folder is not None and placement.writes:
         model.save(folder, shards=None if writer is None else writer.close())
         (folder / CHECKPOINT).unlink(missing_ok=True)
+    placement.group.wait()
     return model
-
-
-class _Run:
-    """What all stages of one fit share."""
-
-    def __init__(
-        self, problem: NetworkProblem, training: Source, validation: Source | None, random: Random,
-        folder: Path | None, settings: dict[str, Any], callbacks: Sequence[Callback],
-    ) -> None:  # fmt: skip
-        self.problem, self.training, self.validation, self.random = problem, training, validation, random
-        self.folder, self.settings, self.callbacks = folder, settings, callbacks
-
-    def stages(
-        self,
-        stages: list[tuple[Algorithm, Plan]],
-        plan: Plan,
-        budget: Budget,
-        start: Any,
-        builder: Any,
-        resume: bool,
-        watch: Watch,
-    ) -> tuple[Posterior, History, list[Snapshot], ShardWriter | None]:
-        saved = self._checkpoint() if resume else None
-        position = saved[1] if saved else Position(replaces=_manifest_hash(self.folder))
-        given = member_starts(self.problem, stages[0][0], start, builder, self.random.fold("starts"))
-        where = given[0].theta if isinstance(given[0], Snapshot) else given[0]
-        self.problem.prior = self.problem.prior.bind(where)  # a prior centred at the start means this one
-        starts = left_behind(saved[0]) if saved else []
-        snapshots: list[Tree | Snapshot] = list(starts)
-        starts = starts or given
-        writer, shards = None, None
-        state: Any = None
-        for index in range(position.stage, len(stages)):
-            algorithm, own_plan = stages[index]
-            stream = self.random.fold(f"stage {index} {algorithm.name}")
-            state = algorithm.init(self.problem, starts, stream.fold("init"), own_plan)
-            if saved is not None:
-                state, saved = restore(state, saved[0]), None
-            own_budget = budget if own_plan is plan else _fixed(budget, own_plan)
-            if algorithm.emit(state) is not None or type(algorithm).emit is not Algorithm.emit:
-                writer = ShardWriter(self.folder or tempfile.mkdtemp(), resume_from=position.draws)
-            state, history = run_stage(
-                self.problem, algorithm, own_plan, state, position, self.training, stream, own_budget,
-                validation=self.validation if index == 0 or len(stages) == 1 else None,
-                folder=self.folder, settings=self.settings, writer=writer, watch=watch, callbacks=self.callbacks,
-                carried=carried(starts) if index > 0 else None,
-            )  # fmt: skip
-            if any(isinstance(one, Snapshot) for one in algorithm.snapshots(state)):
-                snapshots = algorithm.snapshots(state)
-            if index + 1 < len(stages):
-                starts = algorithm.snapshots(state)
-                position = Position(stage=index + 1, history=list(history), replaces=position.replaces)
-        if writer is not None:
-            shards = Streamed(ShardReader(writer.folder, writer.close()))
-            if self.folder is None:  # draws without a run's folder live as long as their posterior
-                weakref.finalize(shards.reader, shutil.rmtree, writer.folder, ignore_errors=True)
-        posterior = stages[-1][0].posterior(state, shards)
-        return posterior, history, [s for s in snapshots if isinstance(s, Snapshot)], writer
-
-    def _checkpoint(self) -> tuple[Tree, Position] | None:
-        if self.folder is None or not (self.folder / CHECKPOINT).exists():
-            return None
-        tensors, meta = load_checkpoint(self.folder)
-        check_settings(meta["settings"], self.settings, self.folder)
-        return tensors, Position.from_json(meta["position"])
-
-
-def _fixed(budget: Budget, plan: Plan) -> Budget:
-    """A stage with a plan of its own runs that many steps; one pass over the data where they are an epoch's."""
-    return dataclasses.replace(budget, epochs=1 if plan.steps == plan.steps_per_epoch else None, patience=None)
 
 
 def _module(network: Any, random: Random) -> tuple[Callable[[], nn.Module] | None, nn.Module]:
@@ -282,7 +217,7 @@ def _finished(
     folder: Path, module: nn.Module, settings: dict[str, Any], output: Any, device: Any
 ) -> BayesianModel | None:
     """The run in `folder`, where it is this fit's. A kill after the save and before the checkpoint went leaves both."""
-    found = _manifest_hash(folder)
+    found = manifest_hash(folder)
     if found is None:
         return None
     if (folder / CHECKPOINT).exists() and load_checkpoint(folder)[1]["position"]["replaces"] == found:
@@ -291,8 +226,3 @@ def _finished(
     (folder / CHECKPOINT).unlink(missing_ok=True)
     warnings.warn(f"{folder} holds this fit, finished: it is returned as it is", PosterityWarning, stacklevel=3)
     return load(folder, module, output=output, device=device)
-
-
-def _manifest_hash(folder: Path | None) -> str | None:
-    there = folder is not None and (folder / MANIFEST).exists()
-    return load_manifest(folder)["sha256"] if there and folder is not None else None

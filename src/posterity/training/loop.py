@@ -27,10 +27,12 @@ from posterity.problem.data import Source
 from posterity.problem.problem import Info, NetworkProblem
 from posterity.random import Random
 from posterity.training.checkpoint import flatten
+from posterity.training.placement import HERE, Placement
+from posterity.training.position import Position
 from posterity.training.progress import Watch
 from posterity.tree import Tree, member
 
-__all__ = ["Budget", "Position", "account", "check_settings", "end_epoch", "run_stage", "validation_nll"]
+__all__ = ["Budget", "account", "check_settings", "end_epoch", "run_stage", "validation_nll"]
 
 Callback = Callable[[dict[str, Any]], None]
 
@@ -48,46 +50,21 @@ class Budget:
 
 
 @dataclass
-class Position:
-    """Where a run is; JSON, beside the State in a checkpoint."""
-
-    stage: int = 0
-    epoch: int = 0
-    step: int = 0  # of this stage
-    consumed: list[int] = field(default_factory=list)  # batches of this epoch, per member
-    rows: int = 0  # of this epoch, first member
-    sums: dict[str, float] = field(default_factory=dict)  # of this epoch
-    failures: list[int] = field(default_factory=list)  # non-finite steps in a row, per member
-    skipped: int = 0  # non-finite steps of this epoch
-    left_out: int = 0  # batches of one row, or without any target, of this epoch
-    best: list[float] = field(default_factory=list)  # validation NLL per member
-    stale: int = 0  # epochs since any of them fell
-    draws: int = 0  # emitted to shards
-    history: list[dict[str, Any]] = field(default_factory=list)
-    replaces: str | None = None  # hash of the manifest of the older run that this one will take the place of
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Position:
-        """The inverse of a checkpoint's JSON, in which what is not finite is null."""
-        position = cls(**content)
-        position.best = [math.inf if value is None else value for value in position.best]
-        position.sums = {name: math.nan if value is None else value for name, value in position.sums.items()}
-        position.history = list(History.from_json(position.history))
-        return position
-
-
-@dataclass
 class _Checkpoints:
     folder: Path | None
     every: int | None
     settings: dict[str, Any]
     carried: Tree
+    placement: Placement
+    members: int  # of all ranks
     last: float = field(default_factory=time.monotonic)
 
     def due(self, step: int) -> bool:
         if self.folder is None:
             return False
-        return step % self.every == 0 if self.every else time.monotonic() - self.last > 60.0
+        if self.every:
+            return step % self.every == 0
+        return self.placement.agreed(step, time.monotonic() - self.last > 60.0)
 
     def save(self, position: Position, state: Any, writer: ShardWriter | None) -> None:
         if self.folder is None:
@@ -95,10 +72,13 @@ class _Checkpoints:
         if writer is not None:
             writer.flush()
             position.draws = len(writer)
-        position_now = strict_json(vars(position), null=True)
-        tensors = {**flatten(state), **self.carried}
-        save_checkpoint(self.folder, tensors, {"position": position_now, "settings": self.settings})
+        whole = self.placement.whole_position(position)
+        state = self.placement.joined(state, self.members)
         self.last = time.monotonic()
+        if self.placement.writes:
+            tensors = {**flatten(state), **self.carried}
+            content = {"position": strict_json(vars(whole), null=True), "settings": self.settings}
+            save_checkpoint(self.folder, tensors, content)
 
 
 def run_stage(
@@ -118,18 +98,24 @@ def run_stage(
     watch: Watch,
     callbacks: Sequence[Callback] = (),
     carried: Tree | None = None,
+    placement: Placement = HERE,
 ) -> tuple[Any, History]:
     """Run one stage from `position` to its end; returns the last State and the history of all stages so far.
 
-    `carried` goes into every checkpoint as it is: what earlier stages left.
+    `carried` goes into every checkpoint as it is: what earlier stages left. State and position are of all members, before
+    and after; on the way every rank has those that `placement` gives it.
 
     Raises:
         NonFiniteError: `budget.max_failures` non-finite steps of a member in a row.
         DataError: an epoch that disagrees with the survey, or without any batch that can be trained on.
     """
+    whole = algorithm.members
+    position.failures = position.failures or [0] * whole
+    position.consumed = position.consumed or [0] * whole
+    checkpoints = _Checkpoints(folder, budget.checkpoint_every, settings, carried or {}, placement, whole)
+    algorithm, state = placement.algorithm(algorithm), placement.state(state, whole)
+    position, stream = placement.position(position, whole), placement.random(random, whole)
     members = algorithm.members
-    position.failures = position.failures or [0] * members
-    checkpoints = _Checkpoints(folder, budget.checkpoint_every, settings, carried or {})
     history = History(position.history)
     watch.stage(algorithm.name, plan.steps, position.step)
     if position.step == 0:
@@ -137,14 +123,16 @@ def run_stage(
     with problem.network.session(train=True):
         while not _done(position, plan, budget):
             fresh = not any(position.consumed)
-            position.consumed = position.consumed or [0] * members
-            streams = [_stream(problem, source, random, position, k) for k in range(members)]
+            streams = [_stream(problem, source, stream, position, k) for k in range(members)]
             steps_before = position.step
             for batches in _batches(streams, budget.accumulation):
-                state, info = algorithm.step(problem, state, batches, random)
+                state, info = algorithm.step(problem, state, batches, stream)
                 account(position, info, budget.max_failures)
-                if (emitted := algorithm.emit(state)) is not None and writer is not None:
-                    writer.extend(emitted)
+                placement.check(state, position.step + 1)
+                if (emitted := algorithm.emit(state)) is not None:
+                    emitted = placement.joined(emitted, whole)
+                    if writer is not None:
+                        writer.extend(emitted)
                 position.step += 1
                 if position.step == 1 and (line := algorithm.told(state)):
                     watch.say(line)
@@ -161,14 +149,14 @@ def run_stage(
                     "an epoch had no batch that can be trained on: every target is ignored, or every batch has one row"
                 )
             _check_rows(position, budget, source, members)
-            state, row = end_epoch(problem, algorithm, state, position, validation, random)
+            state, row = end_epoch(problem, algorithm, state, position, validation, random, placement)
             history.append(row)
             position.history = list(history)
-            for callback in callbacks:
+            for callback in callbacks if placement.writes else ():
                 callback(dict(row))
             if not _done(position, plan, budget):
                 checkpoints.save(position, state, writer)
-    return state, history
+    return placement.joined(state, whole), history
 
 
 def _done(position: Position, plan: Plan, budget: Budget) -> bool:
@@ -249,6 +237,7 @@ def end_epoch(
     position: Position,
     validation: Source | None,
     random: Random,
+    placement: Placement = HERE,
 ) -> tuple[Any, dict[str, Any]]:
     """The state, told the validation NLL if there is any, and the epoch's line of the history."""
     steps = position.sums.pop("steps", 0.0)
@@ -260,33 +249,37 @@ def end_epoch(
     if validation is not None:
         nll = validation_nll(problem, algorithm.point(state), validation, random)
         state = algorithm.validated(state, nll)
+        nll = placement.nll(nll)
         row["val_nll"] = float(nll.mean())
-        before = position.best or [math.inf] * algorithm.members
+        before = position.best or [math.inf] * len(nll)
         position.best = [min(old, new) if math.isfinite(new) else old for old, new in zip(before, nll.tolist())]
         position.stale = 0 if position.best != before else position.stale + 1
     row |= {"skipped": position.skipped, "left_out": position.left_out}
+    row = placement.row(row, algorithm.members)
     row = {name: math.nan if isinstance(v, float) and not math.isfinite(v) else v for name, v in row.items()}
     position.epoch += 1
-    position.consumed, position.sums = [], {}
+    position.consumed, position.sums = [0] * algorithm.members, {}
     position.rows = position.skipped = position.left_out = 0
     return state, row
 
 
 def validation_nll(problem: NetworkProblem, thetas: Tree, source: Source, random: Random) -> Tensor:
     """[members] mean negative log-likelihood per row in evaluation mode, in network units."""
-    members = next(iter(thetas.values())).shape[0]
+    members, group = next(iter(thetas.values())).shape[0], problem.group
     total, rows = torch.zeros(members, dtype=torch.float64), 0
     with torch.inference_mode(), problem.network.session(train=False):
-        for batch in source.epoch(random.fold("validation")):
-            batch = problem.read(batch)
+        for i, batch in enumerate(source.epoch(random.fold("validation"))):
             rows += batch.rows
+            if i % group.size != group.rank:
+                continue
+            batch = problem.read(batch)
             for k in range(members):
                 theta = member(thetas, k)
                 log_prob = problem.row_log_probs(theta, problem.outputs(theta, batch), batch.targets)
                 total[k] -= log_prob.double().sum().cpu()
     if rows == 0:
         raise DataError("the validation data has no rows")
-    return total / rows
+    return group.sum_(total.to(problem.network.device)).cpu() / rows
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], where: Path) -> None:

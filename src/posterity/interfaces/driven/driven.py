@@ -41,7 +41,8 @@ from posterity.problem.problem import NetworkProblem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
 from posterity.training.checkpoint import flatten, restore
-from posterity.training.loop import Position, account, check_settings, end_epoch
+from posterity.training.loop import account, check_settings, end_epoch
+from posterity.training.position import Position
 from posterity.training.settings import settings_of
 from posterity.tree import BUFFER, Tree, clone
 

@@ -27,6 +27,7 @@ from posterity.interfaces.pretrained.features import states_of
 from posterity.interfaces.pretrained.prepared import Prepared
 from posterity.interfaces.pretrained.scope import Scope, scope_of
 from posterity.interfaces.pretrained.source import Source
+from posterity.interfaces.ranks import distribution, own
 from posterity.interfaces.tables.target import Target
 from posterity.interfaces.tables.words import plural
 from posterity.posterior.files import atomic_json, read_json
@@ -89,8 +90,9 @@ def fit_pretrained(
         model = po.fit(
             build, train, "categorical", method, prior_for(adapt, float(settings.prior), build), epochs=epochs,
             validation=validation, batch_size=batch, data_weight=float(settings.data_weight), seed=settings.seed, out=out,
-            resume=resume, progress=progress,
+            resume=resume, progress=progress, distribute=distribution(method),
         )  # fmt: skip
+    out = own(out)
     if settings.calibrate:
         _calibrate(model, validation, out, tell)
     scope = None if validation is None else scope_of(_said(model, validation[0]).entropy, settings.false_alarms, tell)

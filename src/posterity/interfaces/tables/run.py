@@ -23,6 +23,7 @@ from torch import Tensor
 import posterity as po
 from posterity.errors import DataError, PosterityWarning, StorageError
 from posterity.interfaces.methods import DEFAULT
+from posterity.interfaces.ranks import distribution, own
 from posterity.interfaces.settings import Named, Settings, build_method, build_network, network_for
 from posterity.interfaces.tables.columns import Columns
 from posterity.interfaces.tables.prepared import Prepared, Tell
@@ -98,8 +99,9 @@ def fit_table(
             network, train, prepared.likelihood, algorithm, prepared.prior,
             epochs=prepared.epochs if epochs is None else epochs,
             validation=validation, batch_size=prepared.batch_size, data_weight=float(settings.data_weight), seed=seed,
-            out=out, resume=resume, progress=progress,
+            out=out, resume=resume, progress=progress, distribute=distribution(algorithm),
         )  # fmt: skip
+    out = own(out)
     keys = row_keys(train[0])
     write_tensors(out / ROWS, {"keys": keys})
     if prepared.calibrates and model.calibration is None:

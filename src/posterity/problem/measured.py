@@ -1,0 +1,81 @@
+"""What batches say of weights on one rank, and on all of them together.
+
+nll = sum over ranks of rows_r nll_r / sum of rows_r        and so its gradient: that of one process with all rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.group import Group
+from posterity.problem.info import Info
+from posterity.tree import BUFFER, CHUNK, Tree, clone
+
+__all__ = ["Measured", "in_one", "joined", "settled"]
+
+
+class Measured(NamedTuple):
+    """For K members, each on its own rows."""
+
+    nll: Tensor  # [K] mean negative log-likelihood
+    gradient: Tree  # [K, ...]
+    rows: list[int]  # per member, of this rank
+
+
+def in_one(gradients: Iterable[Tree], members: int) -> Tree:
+    """[members, ...] the members' trees as they come, in one allocation; a view of a single one."""
+    found: Tree = {}
+    for k, gradient in enumerate(gradients):
+        if members == 1:
+            return {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
+        for name, leaf in gradient.items():
+            found.setdefault(name, leaf.new_empty((members, *leaf.shape)))[k].copy_(leaf)
+    return found
+
+
+def joined(each: Iterable[Measured], members: int) -> Measured:
+    """Single members as they come, together."""
+    nlls: list[Tensor] = []
+    rows: list[int] = []
+
+    def gradients() -> Iterable[Tree]:
+        for one in each:
+            nlls.append(one.nll)
+            rows.extend(one.rows)
+            yield {name: leaf[0] for name, leaf in one.gradient.items()}
+
+    gradient = in_one(gradients(), members)
+    return Measured(torch.cat(nlls), gradient, rows)
+
+
+@torch.no_grad()
+def settled(found: Measured, buffers: Tree, group: Group, clip: float | None) -> tuple[Tensor, Tree, Info]:
+    """What all ranks found as one, its gradient no longer than `clip`; gradients are written over.
+
+    `buffers` [K, ...] are those after the forward: what ranks have of them is averaged, as their rows are.
+    """
+    nll, gradient, rows = found
+    if group.size > 1:
+        buffers = clone(buffers)
+        counts = torch.tensor(rows, dtype=torch.float64, device=nll.device)
+        group.mean_([nll, *gradient.values(), *buffers.values()], counts)
+    norm = _norms(list(gradient.values()))
+    if clip is not None and bool((over := norm > clip).any()):
+        factor = torch.where(over, clip / norm, 1.0)
+        for leaf in gradient.values():
+            leaf.mul_(factor.to(leaf.dtype).reshape(-1, *[1] * (leaf.dim() - 1)))
+    told = nll.float()
+    kept = {BUFFER + name: value for name, value in buffers.items()}
+    return told, gradient, Info(told, norm, torch.isfinite(nll + norm), kept)
+
+
+def _norms(gradient: list[Tensor]) -> Tensor:
+    """[K] Euclidean norms."""
+    rows = [leaf.reshape(len(leaf), -1) for leaf in gradient]
+    if sum(leaf.numel() for leaf in gradient) <= CHUNK and len({leaf.dtype for leaf in gradient}) == 1:
+        return torch.linalg.vector_norm(torch.cat(rows, 1), dim=1)  # two calls instead of one for each
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]), dim=0)

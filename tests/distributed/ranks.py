@@ -1,0 +1,173 @@
+"""What every rank of `torchrun` does for the tests beside this file: `torchrun ... ranks.py WORK OUT`.
+
+Rank 0 writes what the checks found, by name, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.contract.test_contract import CASES
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import posterity as po
+from posterity.group import Group, torchrun
+from posterity.posterior.storage import load_checkpoint
+from posterity.testing.resume import all_draws
+from posterity.testing.worlds import ROWS, Fuse, Injected, inputs, labels, plain_network
+
+X, Y = inputs().double(), labels(inputs())
+
+
+def network() -> nn.Module:
+    return plain_network().double()
+
+
+RESTARTS = [("mean-field", "rows"), ("deep-ensemble", "members"), ("sghmc", "members"), ("laplace-full", "rows")]
+
+
+class Failing(TensorDataset):
+    """Fails when so many rows were read; None: never."""
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__(X, Y)
+        self.fuse = Fuse(most)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        self.fuse.burn()
+        return super().__getitem__(index)
+
+
+class Bilinear(nn.Module):
+    """Of rows, and of a table that all rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.body(x + table.mean())
+
+
+class Constant:
+    """Batches of a table beside the rows."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield X, torch.zeros(2), Y
+
+    def __len__(self) -> int:
+        return 1
+
+
+def fitted(
+    name: str, distribute: str | None, three: bool = False, loader: Any = None, **options: Any
+) -> po.BayesianModel:
+    """A short run of a row of the contract's table; of three members where they are to be shared."""
+    case = CASES[name]
+    method = case.of(3) if three or distribute == "members" else case.algorithm
+    data = DataLoader(loader or Failing(None), batch_size=7, shuffle=True)
+    options = {"epochs": 2, "side_by_side": "loop", **options}
+    return po.fit(case.network(network()), data, method=method, distribute=distribute, **options)
+
+
+def furthest(one: po.BayesianModel, other: po.BayesianModel) -> float:
+    """The largest difference of any number of the two posteriors' draws."""
+    worst = 0.0
+    for a, b in zip(all_draws(one.posterior), all_draws(other.posterior), strict=True):
+        assert a.keys() == b.keys()
+        worst = max([worst, *(float((a[name] - b[name]).abs().max()) for name in a)])
+    return worst
+
+
+def rows(group: Group, work: Path) -> dict[str, Any]:
+    return {name: furthest(fitted(name, "rows"), fitted(name, None)) for name in CASES}
+
+
+def members(group: Group, work: Path) -> dict[str, Any]:
+    return {name: furthest(fitted(name, "members"), fitted(name, None, three=True)) for name in CASES}
+
+
+def stopped(out: Path, distribute: str | None, name: str) -> None:
+    """A run that fails on every rank in its third step and leaves a checkpoint in `out`."""
+    own = len(Group.current().share(3)) if distribute == "members" else 3
+    survey, step = ROWS, 7 * own
+    try:
+        fitted(name, distribute, out=out, checkpoint_every=1, loader=Failing(survey + 2 * step + 1), three=True)
+    except Injected:
+        return
+    raise AssertionError("the run was not stopped")
+
+
+def evaluation(group: Group, work: Path) -> dict[str, Any]:
+    """How far the figures of all ranks are from those of one process, and the rows that each of them counted."""
+    model = fitted("mean-field", None)
+    options: dict[str, Any] = {"batch_size": 4, "draws": 3, "ood": {"far": X + 9.0}, "validation": (X, Y)}
+    one, all_of_us = po.evaluate(model, (X, Y), **options), po.evaluate(model, (X, Y), distribute=True, **options)
+    metrics = [each.rows[0]["metrics"] for each in (one, all_of_us)]
+    apart = [name for name, metric in metrics[0].items() if metric != metrics[1][name]]
+    few = po.evaluate(model, (X, Y), distribute=True, batch_size=64)  # one batch: a rank has none
+    return {"apart": apart, "n": metrics[1]["nll"].n, "of one batch": few.rows[0]["metrics"]["nll"].n}
+
+
+def restarts(group: Group, work: Path) -> dict[str, Any]:
+    """Runs that were stopped on one or two ranks and go on on two; what two ranks left is gone on with outside."""
+    found = {}
+    for name, distribute in RESTARTS:
+        wanted = fitted(name, None, three=True)
+        for before in (distribute, None):
+            out = work / f"{name}-{distribute}-{before}"
+            if before or group.rank == 0:
+                stopped(out, before, name)
+            group.wait()
+            assert load_checkpoint(out)[1]["position"]["step"] == 2
+            group.wait()
+            again = fitted(name, distribute, three=True, out=out, resume=True)
+            found[out.name] = furthest(again, wanted)
+            found[f"{out.name}, loaded"] = furthest(po.load(out, network()), wanted)
+        stopped(work / f"{name}-{distribute}-left", distribute, name)
+    return found
+
+
+def words(group: Group, work: Path) -> dict[str, str]:
+    """What a person is told who asks for what cannot be."""
+    asked: dict[str, Callable[[], Any]] = {
+        "a word": lambda: fitted("map", "columns"),
+        "members": lambda: po.fit(network(), (X, Y), method=po.MAP(), distribute="members", epochs=1),
+        "given": lambda: po.evaluate(torch.full((len(X), 5), 0.2), Y, distribute=True),
+        "inputs": lambda: po.fit(Bilinear().double(), Constant(), distribute="rows", epochs=1, data_size=ROWS),
+        "states": lambda: group.check_same({"a": torch.zeros(2), "b": torch.tensor([group.rank])}, "a state"),
+    }
+    found = {}
+    for name, call in asked.items():
+        try:
+            call()
+        except po.PosterityError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+CHECKS: dict[str, Callable[[Group, Path], Any]] = {
+    "rows": rows, "members": members, "evaluation": evaluation, "restarts": restarts, "words": words,
+}  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    work, out, chosen = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CHECKS)
+    with torchrun(timedelta(minutes=3)) as group:
+        found = {name: CHECKS[name](group, work / name) for name in chosen}
+        if group.rank == 0:
+            out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
