@@ -158,7 +158,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _digest(leaf: Tensor) -> bytes:
-    return blake2b(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).digest()
+    return blake2b(leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).digest()
 
 
 def launched() -> bool:

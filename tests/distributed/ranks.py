@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
 from posterity.group import Group, torchrun
+from posterity.inference.algorithm import Plan
 from posterity.posterior.storage import load_checkpoint
+from posterity.problem.batches import Batch, share
 from posterity.testing.resume import all_draws
-from posterity.testing.worlds import ROWS, Fuse, Injected, inputs, labels, plain_network
+from posterity.testing.runs import network_problem
+from posterity.testing.worlds import ROWS, Fuse, Injected, batch_norm_network, inputs, labels, plain_network
+from posterity.training.checkpoint import flatten
 
 X, Y = inputs().double(), labels(inputs())
 
@@ -78,6 +83,15 @@ def fitted(
     return po.fit(case.network(network()), data, method=method, distribute=distribute, **options)
 
 
+def same(value: Tensor) -> Tensor:
+    return value.clone()
+
+
+def growth(precision: Tensor) -> Tensor:
+    """u of a precision that grew from p to p (1 + u + u^2 / 2), for p = N h + d = 23 * 0.3 + 1."""
+    return (2.0 * precision / (ROWS * 0.3 + 1.0) - 1.0).sqrt()
+
+
 def furthest(one: po.BayesianModel, other: po.BayesianModel) -> float:
     """The largest difference of any number of the two posteriors' draws."""
     worst = 0.0
@@ -104,6 +118,59 @@ def stopped(out: Path, distribute: str | None, name: str) -> None:
     except Injected:
         return
     raise AssertionError("the run was not stopped")
+
+
+MANY = {
+    "advi": po.ADVI(init_std=0.1), "fisher-vi": po.FisherVI(init_std=0.1), "advi-full": po.ADVI("full", draws=3),
+    "score-vi-dense": po.ScoreVI("dense", draws=3), "score-vi-low-rank": po.ScoreVI("low-rank-plus-diagonal", draws=3),
+    "score-vi-mixture": po.ScoreVI("mixture", components=3, draws=6), "bam": po.BaM(draws=3), "gsm": po.GSM(),
+    "score-vi-flow": po.ScoreVI("flow", flow="realnvp", hidden=(5,), draws=3),
+}  # fmt: skip
+LINEAR: dict[str, tuple[Any, dict[str, Callable[[Tensor], Tensor]]]] = {
+    "mean-field": (po.MeanFieldVI(), {"mean_first": same, "log_std_first": same}),
+    "ivon": (po.IVON(), {"momentum": same, "precision": growth}),
+    "score-vi": (po.ScoreVI(init_std=0.1), {"mean_first": same}),
+    "score-vi, literal": (po.ScoreVI(init_std=0.1, update="literal"), {"mean_first": same, "std_first": same}),
+    "low-rank": (po.LowRankVI({"*": 1}), {"mean_first": same, "log_std_first": same}),
+    "rank-one": (po.RankOneVI(), {"first": same, "scale_first": same, "log_std_first": same}),
+}
+
+
+def many_draws(group: Group, work: Path) -> dict[str, Any]:
+    """On rows that come twice, so that both ranks have the same, one draw a rank is two draws in one process."""
+    loader = DataLoader(TensorDataset(X.repeat(2, 1), Y.repeat(2)), batch_size=2 * ROWS)
+    found = {}
+    for name, method in MANY.items():
+        ours = po.fit(network(), loader, method=method, distribute="draws", steps=3, side_by_side="loop")
+        twice = replace(method, draws=2 * method.draws)
+        found[name] = furthest(ours, po.fit(network(), loader, method=twice, steps=3, side_by_side="loop"))
+    return found
+
+
+def own_draws(group: Group, work: Path) -> dict[str, Any]:
+    """What is linear in a draw and its rows is, after a step together, the mean of what the ranks find alone."""
+    found = {}
+    rows = group.share(22)
+    for name, (method, fields) in LINEAR.items():
+        states = []
+        for together in (True, False):
+            problem = network_problem(network(), X, Y, "categorical")
+            random, batch = po.Random(0), Batch(X[:22], Y[:22], rows=22)
+            if together:
+                problem.group = problem.drawing = group
+            else:
+                batch = share(batch, rows)
+                random = random.fold("draw 1") if group.rank else random
+            state = method.init(problem, problem.start(), po.Random(1), Plan(22, 10, 1))
+            states.append(method.step(problem, state, [batch], random)[0])
+        group.check_same(flatten(states[0]), "a state")
+        worst = 0.0
+        for field, linear in fields.items():
+            ours, alone = ({n: linear(leaf) for n, leaf in getattr(state, field).items()} for state in states)
+            group.mean_(list(alone.values()), torch.ones(1))
+            worst = max([worst, *(float((ours[n] - alone[n]).abs().max()) for n in ours)])
+        found[name] = worst
+    return found
 
 
 def evaluation(group: Group, work: Path) -> dict[str, Any]:
@@ -136,10 +203,32 @@ def restarts(group: Group, work: Path) -> dict[str, Any]:
     return found
 
 
+def statistics(group: Group, work: Path) -> dict[str, Any]:
+    """A network that normalises batches, of which the last has three rows: of one rank's a single one."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = po.fit(
+            batch_norm_network().double(),
+            (X[:17], Y[:17]),
+            distribute="rows",
+            batch_size=7,
+            epochs=2,
+            validation=(X, Y),
+        )
+    draw = all_draws(model.posterior)[0]
+    group.check_same(draw, "the posterior")
+    return {
+        "warned": [str(one.message) for one in told if issubclass(one.category, po.PosterityWarning)],
+        "left out": model.history[0]["left_out"],
+        "moved": float(draw["buffer.1.running_mean"].abs().max()),
+    }
+
+
 def words(group: Group, work: Path) -> dict[str, str]:
     """What a person is told who asks for what cannot be."""
     asked: dict[str, Callable[[], Any]] = {
         "a word": lambda: fitted("map", "columns"),
+        "draws": lambda: fitted("map", "draws"),
         "members": lambda: po.fit(network(), (X, Y), method=po.MAP(), distribute="members", epochs=1),
         "given": lambda: po.evaluate(torch.full((len(X), 5), 0.2), Y, distribute=True),
         "inputs": lambda: po.fit(Bilinear().double(), Constant(), distribute="rows", epochs=1, data_size=ROWS),
@@ -155,7 +244,8 @@ def words(group: Group, work: Path) -> dict[str, str]:
 
 
 CHECKS: dict[str, Callable[[Group, Path], Any]] = {
-    "rows": rows, "members": members, "evaluation": evaluation, "restarts": restarts, "words": words,
+    "rows": rows, "members": members, "many draws": many_draws, "own draws": own_draws, "evaluation": evaluation,
+    "restarts": restarts, "statistics": statistics, "words": words,
 }  # fmt: skip
 
 

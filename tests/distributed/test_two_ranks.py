@@ -24,7 +24,7 @@ MASKED = "mc-dropout"  # every rank masks its own rows
 def launch(*command: str) -> subprocess.CompletedProcess[str]:
     """A command on two ranks."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "POSTERITY_CHECK_RANKS": "1"}
     return subprocess.run([*torchrun, *command], capture_output=True, text=True, timeout=300, env=environment)
 
 
@@ -48,6 +48,13 @@ def test_members_shared_by_two_ranks_give_the_posterior_of_one(tmp_path: Path) -
     assert {name: apart for name, apart in found.items() if apart > 1e-12} == {}
 
 
+@pytest.mark.parametrize(("check", "cases"), [("many draws", ranks.MANY), ("own draws", ranks.LINEAR)])
+def test_ranks_with_draws_of_their_own(check: str, cases: dict[str, Any], tmp_path: Path) -> None:
+    found = on_two_ranks(check, tmp_path)
+    assert found.keys() == cases.keys()
+    assert {name: apart for name, apart in found.items() if apart > CLOSE} == {}
+
+
 def test_an_evaluation_counts_every_row_once_and_says_what_one_process_says(tmp_path: Path) -> None:
     assert on_two_ranks("evaluation", tmp_path) == {"apart": [], "n": ranks.ROWS, "of one batch": ranks.ROWS}
 
@@ -62,9 +69,17 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
         assert ranks.furthest(again, ranks.fitted(name, None, three=True)) < CLOSE
 
 
+def test_ranks_normalise_their_own_rows_and_keep_one_statistic(tmp_path: Path) -> None:
+    found = on_two_ranks("statistics", tmp_path)
+    assert any("every rank normalises its own rows" in line for line in found["warned"])
+    assert found["left out"] == 1
+    assert found["moved"] > 0
+
+
 def test_what_cannot_be_shared_is_named(tmp_path: Path) -> None:
     said = on_two_ranks("words", tmp_path)
     assert "distribute must be one of" in said["a word"]
+    assert "distribute='draws' is for variational methods" in said["draws"]
     assert "needs as many members" in said["members"]
     assert "distribute are a model's" in said["given"]
     assert "cannot be shared among ranks row by row: Tensor [2]" in said["inputs"]

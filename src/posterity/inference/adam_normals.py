@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from posterity.inference.adam import Adam
-from posterity.inference.algorithm import Algorithm, Plan, Start, keep_buffers, stacked_start, survivors
+from posterity.inference.algorithm import (
+    Algorithm,
+    Plan,
+    Start,
+    average_,
+    keep_buffers,
+    own_stream,
+    stacked_start,
+    survivors,
+)
 from posterity.inference.gaussian import diagonal_posterior, prior_where_idle, typical_std
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_matching import check_positive, start_stds
@@ -58,6 +67,7 @@ class AdamNormals(Algorithm):
     """
 
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
+    own_draws: ClassVar[bool] = True
 
     draws: int = 1
     learning_rate: Schedule = Cosine(1e-2)
@@ -89,7 +99,8 @@ class AdamNormals(Algorithm):
         self, problem: Problem, state: AdamNormalsState, batches: Sequence[Batch], random: Random
     ) -> tuple[AdamNormalsState, Info]:
         t, steps = int(state.step), int(state.steps)
-        by_mean, by_log_std, info = self.gradients(problem, state, batches, random, t)
+        by_mean, by_log_std, info = self.gradients(problem, state, batches, own_stream(problem, random), t)
+        average_(problem, (by_mean, state.log_std), (by_log_std, state.log_std))
         alive = survivors(info)
         for x, gradient, m, v, schedule in (
             (state.mean, by_mean, state.mean_first, state.mean_second, self.learning_rate),

@@ -29,6 +29,7 @@ from posterity.inference.algorithm import Plan, Start, keep_buffers
 from posterity.inference.full_covariance import FullCovariance
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_matching import (
+    drawn,
     joined,
     joined_info,
     normal_rows,
@@ -120,7 +121,7 @@ class ADVIFull(FullCovariance):
         for k, batch in enumerate(batches):
             factor, center = state.free[k].clone(), joined(state.mean, names, k)
             factor.diagonal().exp_()
-            z = normal_rows(state.mean, names, self.draws, random, k, t)
+            z = normal_rows(state.mean, names, drawn(problem, self.draws), random, k, t)
             h, info = score_rows(problem, state.mean, names, center + z @ factor.T, batch, random, k, t)
             if bool(info.finite):
                 dm, dfree = full_gradients(factor, z, h, share, self.stick_the_landing)

@@ -12,7 +12,7 @@ it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,11 +31,13 @@ __all__ = [
     "Algorithm",
     "Plan",
     "Start",
+    "average_",
     "each_start",
     "gaussian_prior",
     "gradients",
     "keep_buffers",
     "optimizer_statistics",
+    "own_stream",
     "potentials",
     "stacked_start",
     "survivors",
@@ -59,6 +61,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal,)  # those that it can use
+    own_draws: ClassVar[bool] = False  # whether ranks that share a step may each draw weights of their own
 
     ensemble_name: ClassVar[str] = ""  # what several members are called; "<name>-ensemble" unless set
 
@@ -200,6 +203,24 @@ def potentials(
     )
     energy = scale * nll - log_prior.to(nll)
     return energy, {name: leaf.mul_(scale).sub_(pull[name]) for name, leaf in gradient.items()}, info
+
+
+def own_stream(problem: Problem, random: Random) -> Random:
+    """The stream of this rank's draws, where every rank has its own."""
+    rank = problem.drawing.rank
+    return random if rank == 0 else random.fold(f"draw {rank}")
+
+
+def average_(problem: Problem, *found: tuple[Tree, Iterable[str]]) -> None:
+    """Where every rank drew weights of its own, the mean over the ranks of what they found, in place.
+
+    Args:
+        found: [members, ...] statistics, linear in what a draw and its rows say, with the names of those that count.
+    """
+    group = problem.drawing
+    leaves = [tree[name] for tree, names in found for name in names] if group.size > 1 else []
+    if leaves:
+        group.mean_(leaves, torch.ones(len(leaves[0]), dtype=torch.float64, device=leaves[0].device))
 
 
 def keep_buffers(theta: Tree, info: Info) -> None:

@@ -119,5 +119,6 @@ def _residual(
     finite = torch.stack([info.finite for info in infos]).all(0)
     for leaf in hr.values():
         finite = finite & torch.isfinite(leaf).all().to(finite.device)
+    finite = problem.drawing.sum_((~finite).to(torch.int64)) == 0
     nll = torch.stack([info.nll * rows for info, rows in zip(infos, shares)]).sum(0)
     return r, hr, Info(nll, norm, finite, infos[-1].buffers)

@@ -19,6 +19,7 @@ from posterity.inference.algorithm import Algorithm, Start, keep_buffers, stacke
 from posterity.inference.gaussian import prior_where_idle
 from posterity.inference.score_matching import (
     check_positive,
+    drawn,
     joined,
     joined_info,
     normal_rows,
@@ -64,6 +65,7 @@ class FullCovariance(Algorithm):
     """
 
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
+    own_draws: ClassVar[bool] = True
     copies: ClassVar[int] = 2  # of [d, d] per member: the state's and the posterior's
     scratch: ClassVar[int] = 0  # [d, d] of float64 that a step needs, of one member at a time
 
@@ -167,7 +169,7 @@ class Matching(FullCovariance):
         infos = []
         for k, batch in enumerate(batches):
             factor, center = state.factor[k].double(), joined(state.mean, names, k)
-            z = normal_rows(state.mean, names, self.draws, random, k, t)
+            z = normal_rows(state.mean, names, drawn(problem, self.draws), random, k, t)
             rows = center + z @ state.factor[k].T
             h, info = score_rows(problem, state.mean, names, rows, batch, random, k, t)
             infos.append(info)

@@ -25,9 +25,11 @@ from posterity.inference.algorithm import (
     Algorithm,
     Plan,
     Start,
+    average_,
     gaussian_prior,
     gradients,
     keep_buffers,
+    own_stream,
     stacked_start,
     survivors,
     varying,
@@ -70,6 +72,7 @@ class IVON(Algorithm):
     """
 
     name: ClassVar[str] = "ivon"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     learning_rate: Schedule = Cosine(0.1)
@@ -105,9 +108,14 @@ class IVON(Algorithm):
     def step(
         self, problem: Problem, state: IVONState, batches: Sequence[Batch], random: Random
     ) -> tuple[IVONState, Info]:
-        t, steps = int(state.step), int(state.steps)
+        t, steps, random = int(state.step), int(state.steps), own_stream(problem, random)
         thetas = noisy(state.mean, state.precision, torch.rsqrt, random, t)
         _, gradient, info = gradients(problem, thetas, batches, random, t)
+        apart = problem.drawing.size > 1
+        if apart:
+            for name in state.precision:
+                thetas[name].sub_(state.mean[name]).mul_(gradient[name])
+            average_(problem, (gradient, state.precision), (thetas, state.precision))
         rate = at(self.learning_rate, t, steps)
         keep = 1.0 - (max(1.0 - 10.0 / steps, 0.99) if self.beta2 is None else self.beta2)
         debias = 1.0 - self.beta1 ** (t + 1)
@@ -124,7 +132,7 @@ class IVON(Algorithm):
                 s = scratch[: m.numel()]
                 e.lerp_(g, 1.0 - self.beta1)
                 # keep u = keep (f / (h + d) - 1 + d / (h + d)), over theta; h + d <- (h + d) (1 + keep u + (keep u)^2 / 2)
-                u = theta.sub_(m).mul_(g).mul_(keep * size).sub_(keep)
+                u = (theta if apart else theta.sub_(m).mul_(g)).mul_(keep * size).sub_(keep)
                 u.add_(torch.reciprocal(p, out=s), alpha=keep * prior_precision)
                 # the growth is >= 1/2: p stays positive
                 p.addcmul_(p, torch.addcmul(u, u, u, value=0.5, out=u))

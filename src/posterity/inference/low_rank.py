@@ -25,8 +25,10 @@ from posterity.inference.algorithm import (
     Algorithm,
     Plan,
     Start,
+    average_,
     gaussian_prior,
     keep_buffers,
+    own_stream,
     stacked_start,
     survivors,
     varying,
@@ -94,6 +96,7 @@ class LowRankVI(Algorithm):
     """
 
     name: ClassVar[str] = "low-rank"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, ScaleMixture, Flat)
 
     members: int = field(default=1, kw_only=True)
@@ -204,7 +207,7 @@ class LowRankVI(Algorithm):
     def step(
         self, problem: Problem, state: LowRankState, batches: Sequence[Batch], random: Random
     ) -> tuple[LowRankState, Info]:
-        t, steps = int(state.step), int(state.steps)
+        t, steps, random = int(state.step), int(state.steps), own_stream(problem, random)
         view = FactoredProblem(problem, state.mean, state.center)
         thetas = noisy(state.mean, state.log_std, torch.exp, random, t) if state.log_std else state.mean
         by_mean, by_log_std, info = data_gradients(
@@ -214,6 +217,7 @@ class LowRankVI(Algorithm):
         share = self._ramp(t, steps) / (problem.data_weight * problem.data_size)
         for name in state.mean_first:
             self._add_prior_(view, state, name, thetas[name], by_mean[name], by_log_std.get(name), share, alive)
+        average_(problem, (by_mean, state.mean_first), (by_log_std, state.log_std))
         adam = Adam(at(self.learning_rate, t, steps), t + 1, self.beta1, self.beta2)
         fast = adam._replace(step_size=self.factor_rate * adam.step_size)
         for group, rate in ((False, adam), (True, fast)):

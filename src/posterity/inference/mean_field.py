@@ -25,9 +25,11 @@ from posterity.inference.algorithm import (
     Algorithm,
     Plan,
     Start,
+    average_,
     gaussian_prior,
     gradients,
     keep_buffers,
+    own_stream,
     stacked_start,
     survivors,
     varying,
@@ -35,6 +37,7 @@ from posterity.inference.algorithm import (
 from posterity.inference.elbo import add_divergence_
 from posterity.inference.gaussian import diagonal_posterior, noisy, prior_where_idle, typical_std
 from posterity.inference.schedule import Cosine, Schedule, at
+from posterity.inference.score_matching import check_positive
 from posterity.posterior.posterior import Posterior
 from posterity.problem.batches import Batch
 from posterity.problem.priors import Flat, Normal, Prior
@@ -73,6 +76,7 @@ class MeanFieldVI(Algorithm):
     """
 
     name: ClassVar[str] = "mean-field"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     learning_rate: Schedule = Cosine(1e-2)
@@ -83,8 +87,7 @@ class MeanFieldVI(Algorithm):
 
     def __post_init__(self) -> None:
         Algorithm.__post_init__(self)
-        if not (self.init_std > 0 and math.isfinite(self.init_std)):
-            raise ValueError(f"init_std must be finite and > 0, got {self.init_std}")
+        check_positive(init_std=self.init_std)
 
     def init(self, problem: Problem, start: Start, random: Random, plan: Plan) -> MeanFieldState:
         self.check_prior(problem)
@@ -105,7 +108,7 @@ class MeanFieldVI(Algorithm):
     def step(
         self, problem: Problem, state: MeanFieldState, batches: Sequence[Batch], random: Random
     ) -> tuple[MeanFieldState, Info]:
-        t, steps = int(state.step), int(state.steps)
+        t, steps, random = int(state.step), int(state.steps), own_stream(problem, random)
         thetas = noisy(state.mean, state.log_std, torch.exp, random, t)
         _, gradient, info = gradients(problem, thetas, batches, random, t)
         mean_adam = Adam(at(self.learning_rate, t, steps), t + 1, self.beta1, self.beta2)
@@ -121,6 +124,7 @@ class MeanFieldVI(Algorithm):
             for m, rho, theta, g, *c in chunks(*views, alive=alive):
                 theta.sub_(m).mul_(g)  # dL/drho is written over theta, which has served, and dL/dm over g
                 add_divergence_(g, theta, m, rho, precision, c[0] if c else None, share, scratch)
+        average_(problem, (gradient, state.mean_first), (thetas, state.log_std))
         mean_adam.update_(state.mean, gradient, state.mean_first, state.mean_second, alive)
         std_adam.update_(state.log_std, thetas, state.log_std_first, state.log_std_second, alive)
         keep_buffers(state.mean, info)

@@ -29,14 +29,17 @@ from posterity.inference.algorithm import (
     Algorithm,
     Plan,
     Start,
+    average_,
     gradients,
     keep_buffers,
+    own_stream,
     stacked_start,
     survivors,
     varying,
 )
 from posterity.inference.gaussian import noisy, prior_where_idle, typical_std
 from posterity.inference.schedule import Cosine, Schedule, at
+from posterity.inference.score_matching import check_positive
 from posterity.posterior.mixture import mixture
 from posterity.posterior.posterior import Posterior
 from posterity.posterior.rank_one import RankOne, scaled
@@ -82,6 +85,7 @@ class RankOneVI(Algorithm):
     """
 
     name: ClassVar[str] = "rank-one"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     learning_rate: Schedule = Cosine(1e-2)
@@ -93,9 +97,7 @@ class RankOneVI(Algorithm):
 
     def __post_init__(self) -> None:
         Algorithm.__post_init__(self)
-        for name in ("init_std", "prior_std"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+        check_positive(init_std=self.init_std, prior_std=self.prior_std)
         if not (0.0 <= self.beta1 < 1.0 and 0.0 <= self.beta2 < 1.0):
             raise ValueError(f"beta1 and beta2 must lie in [0, 1), got {self.beta1} and {self.beta2}")
 
@@ -135,7 +137,7 @@ class RankOneVI(Algorithm):
     def step(
         self, problem: Problem, state: RankOneState, batches: Sequence[Batch], random: Random
     ) -> tuple[RankOneState, Info]:
-        t, steps = int(state.step), int(state.steps)
+        t, steps, random = int(state.step), int(state.steps), own_stream(problem, random)
         drawn = noisy(state.scale, state.log_std, torch.exp, random, t)
         _, gradient, info = gradients(problem, _dense(state.theta, drawn), batches, random, t)
         by_scale = _chain_(gradient, state.theta, drawn)
@@ -149,6 +151,7 @@ class RankOneVI(Algorithm):
             # over the draw, which has served
             drawn[key].sub_(mean).mul_(by_scale[key]).add_((2.0 * rho).exp_(), alpha=precision).sub_(share)
             by_scale[key].add_(mean, alpha=precision).sub_(precision)
+        average_(problem, (gradient, state.first), (by_scale, by_scale), (drawn, state.log_std))
         alive = survivors(info)
         adam = Adam(at(self.learning_rate, t, steps), t + 1, self.beta1, self.beta2)
         scale_adam = Adam(at(self.scale_learning_rate, t, steps), t + 1, self.beta1, self.beta2)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from posterity.inference.adam import Adam
-from posterity.inference.score_matching import score_rows
+from posterity.inference.score_matching import drawn, score_rows
 from posterity.problem.densities import Density
 from posterity.problem.problem import Info, Problem
 from posterity.random import Random
@@ -90,7 +90,8 @@ def scored(
         finite = (info.finite.all() & torch.isfinite(score).all())[None]
         return Rows(score, -values, Info(info.nll.mean()[None], info.gradient_norm.mean()[None], finite, {}))
     size = problem.data_weight * problem.data_size
-    group = max(1, GROUP // sum(leaf[0].numel() for leaf in mean.values()))
+    size_of_all = drawn(problem, sum(leaf[0].numel() for leaf in mean.values()))
+    group = drawn(problem, max(1, GROUP // size_of_all))
     parts, infos = [], []
     for a in range(0, draws, group):
         address = random if a == 0 else random.fold(f"group {a}")

@@ -27,6 +27,7 @@ from posterity.inference.algorithm import Plan, Start, keep_buffers
 from posterity.inference.full_covariance import FullCovariance
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_matching import (
+    drawn,
     joined,
     joined_info,
     noise_limit,
@@ -80,7 +81,7 @@ class ScoreDense(FullCovariance):
 
     def _rate(self, problem: Problem, rows: int, d: int, t: int, steps: int) -> float:
         if self.learning_rate is None:
-            most = min(MOST, 4.0 * self.draws / d)
+            most = min(MOST, 4.0 * drawn(problem, self.draws) / d)
             return Cosine(noise_limit(problem, rows, most))(t, steps)
         return at(self.learning_rate, t, steps)
 
@@ -93,7 +94,7 @@ class ScoreDense(FullCovariance):
         infos = []
         for k, batch in enumerate(batches):
             factor, center = state.factor[k], joined(state.mean, names, k)
-            z = normal_rows(state.mean, names, self.draws, random, k, t)
+            z = normal_rows(state.mean, names, drawn(problem, self.draws), random, k, t)
             shifts = z @ factor.T
             h, info = score_rows(problem, state.mean, names, center + shifts, batch, random, k, t)
             infos.append(info)

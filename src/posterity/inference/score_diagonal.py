@@ -26,6 +26,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from posterity.group import Group
 from posterity.inference.adam import Adam
 from posterity.inference.algorithm import (
     Algorithm,
@@ -34,6 +35,7 @@ from posterity.inference.algorithm import (
     gaussian_prior,
     gradients,
     keep_buffers,
+    own_stream,
     stacked_start,
     survivors,
 )
@@ -104,6 +106,7 @@ class ScoreDiagonal(Algorithm):
     """
 
     name: ClassVar[str] = "score-vi"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     update: str | None = None
@@ -164,7 +167,7 @@ class ScoreDiagonal(Algorithm):
     def step(
         self, problem: Problem, state: ScoreDiagonalState, batches: Sequence[Batch], random: Random
     ) -> tuple[ScoreDiagonalState, Info]:
-        t, steps = int(state.step), int(state.steps)
+        t, steps, random = int(state.step), int(state.steps), own_stream(problem, random)
         refresh_(state.old_mean, state.mean, self.lag, t)
         refresh_(state.old_std, state.std, self.lag, t)
         thetas = noisy({**state.mean, **state.old_mean}, state.old_std or state.std, _as_it_is, random, t)
@@ -175,6 +178,7 @@ class ScoreDiagonal(Algorithm):
             alpha=alpha_at(self.alpha, self.alpha_warmup, t, steps),
             size=problem.data_weight * problem.data_size,
             betas=(self.beta1, self.beta2),
+            group=problem.drawing,
         )
         alive = survivors(info)
         columns = [part for part in _COLUMNS if getattr(state, part)]
@@ -229,6 +233,7 @@ class _Moves(NamedTuple):
     alpha: float
     size: float  # w N
     betas: tuple[float, float]
+    group: Group  # of ranks with draws of their own, whose moves are averaged
 
     def update_(
         self, m: Tensor, s: Tensor, theta: Tensor, h: Tensor, own: Tree, scratch: Tensor, t: int, inner_steps: int
@@ -252,17 +257,20 @@ class _Moves(NamedTuple):
         return Adam(self.rate, count, *self.betas)
 
     def _move_(self, m: Tensor, s: Tensor, e: Tensor, u: Tensor, own: Tree, spare: Tensor, count: int) -> None:
-        """The std's step and the mean's; where the mean is left to Adam (hybrid), its gradient R over u."""
+        """The std's step by e u, and the mean's by u; where the mean is left to Adam (hybrid), its gradient R over u."""
         first, mean_adam = own["mean_first"], self.adam(count)
+        e.mul_(u)
+        if self.group.size > 1:
+            self.group.mean_([e.unsqueeze(0), u.unsqueeze(0)], torch.ones(1, dtype=torch.float64, device=u.device))
         if self.update == "literal":
             variance = torch.mul(s, s, out=spare)
-            e.mul_(u).div_(variance).mul_(4.0)
+            e.div_(variance).mul_(4.0)
             u.div_(variance).div_(s).mul_(2.0)
             m.sub_(mean_adam.step_(u, first, own["mean_second"], spare))
             std_adam = Adam(self.std_rate, count, *self.betas)
             s.mul_(std_adam.step_(e, own["std_first"], own["std_second"], spare).neg_().exp_())
             return
-        x = e.mul_(u).mul_(-0.5 * self.std_rate * self.size).clamp_(-LOG_STEP, LOG_STEP)
+        x = e.mul_(-0.5 * self.std_rate * self.size).clamp_(-LOG_STEP, LOG_STEP)
         if self.update == "hybrid":
             u.div_(s)
         else:

@@ -45,6 +45,7 @@ from posterity.inference.score_matching import (
     alpha_at,
     check_positive,
     check_proximal,
+    drawn,
     joined,
     joined_info,
     put_back_,
@@ -122,6 +123,7 @@ class ScoreFlow(Algorithm):
     """
 
     name: ClassVar[str] = "score-vi-flow"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     flow: str = "nsf"
@@ -224,7 +226,7 @@ class ScoreFlow(Algorithm):
         for k, batch in enumerate(batches):
             center, spread = _placed(state, k)
             frozen = member(state.old or state.q, k)
-            z = random.fold("noise").fold(k).fold(t).normal((self.draws, shape.dim), like=center)
+            z = random.fold("noise").fold(k).fold(t).normal((drawn(problem, self.draws), shape.dim), like=center)
             with torch.no_grad():
                 x = flow_base(shape, frozen, z)
             to_theta, pull = partial(shifted, center=center, spread=spread), partial(pulled, spread=spread)

@@ -33,6 +33,7 @@ from posterity.inference.gaussian import prior_where_idle
 from posterity.inference.schedule import Cosine, Schedule, at
 from posterity.inference.score_matching import (
     check_positive,
+    drawn,
     joined,
     joined_info,
     noise_limit,
@@ -93,6 +94,7 @@ class ScoreLowRank(Algorithm):
     """
 
     name: ClassVar[str] = "score-vi-low-rank"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     rank: int = 8
@@ -135,7 +137,7 @@ class ScoreLowRank(Algorithm):
         if self._hybrid(problem):
             peaks = 1e-2, max(1e-2, min(10.0 / steps, 0.1))
         else:
-            peaks = (noise_limit(problem, rows, min(MOST, 4.0 * self.draws / d)),) * 2
+            peaks = (noise_limit(problem, rows, min(MOST, 4.0 * drawn(problem, self.draws) / d)),) * 2
         given = self.learning_rate, self.spread_learning_rate
         mean, spread = (Cosine(peak) if rate is None else rate for peak, rate in zip(peaks, given))
         return at(mean, t, steps), at(spread, t, steps)
@@ -149,8 +151,9 @@ class ScoreLowRank(Algorithm):
         infos = []
         for k, batch in enumerate(batches):
             s, factor, center = state.std[k], state.factor[k], joined(state.mean, names, k)
-            shifts = normal_rows(state.mean, names, self.draws, random, k, t).mul_(s)
-            x = random.fold("low rank").fold(k).fold(t).normal((self.draws, self.rank), like=factor)
+            draws = drawn(problem, self.draws)
+            shifts = normal_rows(state.mean, names, draws, random, k, t).mul_(s)
+            x = random.fold("low rank").fold(k).fold(t).normal((draws, self.rank), like=factor)
             shifts.addmm_(x, factor.T)
             h, info = score_rows(problem, state.mean, names, center + shifts, batch, random, k, t)
             infos.append(info)

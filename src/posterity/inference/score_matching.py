@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from posterity.inference.algorithm import Start, each_start, gaussian_prior, varying
+from posterity.problem.priors import SMALLEST
 from posterity.problem.problem import Info, Problem
 from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
@@ -43,10 +44,12 @@ FLOOR = 1e-4  # of a default rate
 
 
 def check_positive(**values: float) -> None:
-    """Raise ValueError for a hyperparameter that is not finite and > 0."""
+    """Raise ValueError for a hyperparameter that is not finite and > 0, or too small for its powers in float32."""
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be finite and > 0, got {value}")
+        if value < SMALLEST:
+            raise ValueError(f"{name} must be at least {SMALLEST}, got {value}: float32 loses its powers")
 
 
 def check_proximal(alpha: float, warmup: float, lag: int, inner_steps: int) -> None:
@@ -134,13 +137,21 @@ def normal_rows(tree: Mapping[str, Tensor], names: Sequence[str], draws: int, ra
     )
 
 
+def drawn(problem: Problem, draws: int) -> int:
+    """How many draws a step has, of which every rank that draws its own takes `draws`."""
+    return draws * problem.drawing.size
+
+
 def score_rows(
     problem: Problem, mean: Tree, names: Sequence[str], rows: Tensor, batch: Any, random: Random, k: int, t: int
 ) -> tuple[Tensor, Info]:
     """[draws, d] -s(theta) / (w N) of member k at the given rows, all on one batch; Info of the one member.
 
-    The member's step is finite where all of its draws are, and its buffers are those after the first.
+    The member's step is finite where all of its draws are, and its buffers are those after the first. Ranks with draws of
+    their own take their share of the rows, and hear of those of the others.
     """
+    mine = problem.drawing.share(len(rows))
+    rows = rows[mine.start : mine.stop]
     draws, share = len(rows), 1.0 / (problem.data_weight * problem.data_size)
     buffers = {n: leaf[k].expand(draws, *leaf.shape[1:]).clone() for n, leaf in mean.items() if n.startswith(BUFFER)}
     idle = {
@@ -148,13 +159,13 @@ def score_rows(
     }
     thetas = split(rows, mean, names)
     steps = random.fold("step")
-    streams = [(steps if i == 0 else steps.fold(f"draw {i}")).fold(k).fold(t) for i in range(draws)]
+    streams = [(steps if i == 0 else steps.fold(f"draw {i}")).fold(k).fold(t) for i in mine]
     _, gradient, info = problem.nlls({**thetas, **idle, **buffers}, [batch] * draws, streams)
     for name in names:
         precision, center = gaussian_prior(problem, name)
         if precision > 0:
             gradient[name].add_(thetas[name] - center, alpha=precision * share)
-    flat = torch.cat([gradient[name].reshape(draws, -1) for name in names], dim=1)
+    flat = problem.drawing.joined(torch.cat([gradient[name].reshape(draws, -1) for name in names], dim=1))
     kept = {name: value[:1] for name, value in info.buffers.items()}
     whole = info.finite.all()[None] & torch.isfinite(flat).all().to(info.finite.device)
     return flat, Info(info.nll.mean()[None], info.gradient_norm.mean()[None], whole, kept)

@@ -43,6 +43,7 @@ from posterity.inference.score_matching import (
     alpha_at,
     check_positive,
     check_proximal,
+    drawn,
     joined,
     joined_info,
     normal_rows,
@@ -111,6 +112,7 @@ class ScoreMixture(Algorithm):
     """
 
     name: ClassVar[str] = "score-vi-mixture"
+    own_draws: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     components: int = 8
@@ -203,9 +205,10 @@ class ScoreMixture(Algorithm):
         infos = []
         for k, batch in enumerate(batches):
             frozen = member(state.old, k) if state.old else clone(member(state.q, k))
-            scales = frozen["log_stds"].exp().repeat_interleave(self.each, dim=0)
+            each = drawn(problem, self.each)
+            scales = frozen["log_stds"].exp().repeat_interleave(each, dim=0)
             z = normal_rows(state.theta, names, len(scales), random, k, t)
-            x = frozen["centers"].repeat_interleave(self.each, dim=0) + scales * z
+            x = frozen["centers"].repeat_interleave(each, dim=0) + scales * z
             rows = scored(problem, state.theta, names, x, _same, _same, batch, random, k, t)
             if bool(rows.info.finite):
                 rows = rows._replace(info=self._update(problem, state, frozen, x, scales, rows, k, t))
@@ -220,7 +223,8 @@ class ScoreMixture(Algorithm):
         """Move member k's q in place; the Info of its step, not finite where nothing was moved."""
         steps = int(state.steps)
         beta = tempered(problem, self.temper, self.temper_start, t, steps)
-        share = frozen["logits"].softmax(-1).repeat_interleave(self.each) / self.each
+        each = drawn(problem, self.each)
+        share = frozen["logits"].softmax(-1).repeat_interleave(each) / each
         alpha = alpha_at(self.alpha, self.alpha_warmup, t, steps)
         proximal = alpha > 0 and (self.lag > 1 or self.inner_steps > 1)
         old = slope(partial(_log_q, frozen), x) if proximal else None

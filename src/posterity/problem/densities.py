@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import CompatibilityError
+from posterity.group import ALONE
 from posterity.problem.priors import Flat, Prior
 from posterity.problem.problem import Info, stacked_nlls
 from posterity.random import Random
@@ -45,6 +46,7 @@ class Density:
         self.batched = batched
         self._start = clone(start)
         self.prior: Prior = Flat()
+        self.drawing = ALONE
 
     def start(self) -> Tree:
         return clone(self._start)

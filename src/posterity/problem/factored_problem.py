@@ -66,6 +66,7 @@ class FactoredProblem:
     def __init__(self, problem: Problem, theta: Tree, centers: Tree) -> None:
         self.inner = problem
         self.data_size, self.data_weight, self.idle = problem.data_size, problem.data_weight, problem.idle
+        self.drawing = problem.drawing
         self.prior = factor_prior(problem.prior, theta, centers)
 
     def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:

@@ -5,7 +5,7 @@ nll = sum over ranks of rows_r nll_r / sum of rows_r        and so its gradient:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from posterity.group import Group
 from posterity.problem.info import Info
 from posterity.tree import BUFFER, CHUNK, Tree, clone
 
-__all__ = ["Measured", "in_one", "joined", "settled"]
+__all__ = ["Measured", "in_one", "joined", "over_ranks_", "settled"]
 
 
 class Measured(NamedTuple):
@@ -53,17 +53,22 @@ def joined(each: Iterable[Measured], members: int) -> Measured:
 
 
 @torch.no_grad()
-def settled(found: Measured, buffers: Tree, group: Group, clip: float | None) -> tuple[Tensor, Tree, Info]:
+def settled(
+    found: Measured, buffers: Tree, group: Group, clip: float | None, apart: bool = False
+) -> tuple[Tensor, Tree, Info]:
     """What all ranks found as one, its gradient no longer than `clip`; gradients are written over.
 
-    `buffers` [K, ...] are those after the forward: what ranks have of them is averaged, as their rows are.
+    `buffers` [K, ...] are those after the forward: what ranks have of them is averaged, as their rows are. Where the ranks
+    have draws `apart`, gradients stay their own, and are such that their mean over the ranks is that over the rows.
     """
     nll, gradient, rows = found
+    norm = _norms(list(gradient.values())) if apart or group.size == 1 else None
     if group.size > 1:
         buffers = clone(buffers)
         counts = torch.tensor(rows, dtype=torch.float64, device=nll.device)
-        group.mean_([nll, *gradient.values(), *buffers.values()], counts)
-    norm = _norms(list(gradient.values()))
+        over_ranks_(group, list(gradient.values()), counts, apart)
+        group.mean_([nll, *([] if norm is None else [norm]), *buffers.values()], counts)
+    norm = _norms(list(gradient.values())) if norm is None else norm
     if clip is not None and bool((over := norm > clip).any()):
         factor = torch.where(over, clip / norm, 1.0)
         for leaf in gradient.values():
@@ -71,6 +76,16 @@ def settled(found: Measured, buffers: Tree, group: Group, clip: float | None) ->
     told = nll.float()
     kept = {BUFFER + name: value for name, value in buffers.items()}
     return told, gradient, Info(told, norm, torch.isfinite(nll + norm), kept)
+
+
+def over_ranks_(group: Group, tensors: Sequence[Tensor], rows: Tensor, apart: bool) -> None:
+    """Average [K, ...] over the ranks as their `rows` [K] are many; or, `apart`, weight one's own for a plain mean."""
+    if not apart:
+        group.mean_(tensors, rows)
+        return
+    weight = rows * group.size / group.sum_(rows.clone())
+    for tensor in tensors:
+        tensor.mul_(weight.to(tensor).reshape(-1, *[1] * (tensor.dim() - 1)))
 
 
 def _norms(gradient: list[Tensor]) -> Tensor:

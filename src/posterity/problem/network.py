@@ -46,6 +46,7 @@ class Network:
         if not isinstance(module, nn.Module):
             raise CompatibilityError(f"a torch.nn.Module is needed, got {type(module).__name__}")
         _refuse_lazy(module)
+        _warn_of_mixed_rows(module)
         self.module = module
         self.output = output
         every = dict(module.named_parameters())
@@ -314,6 +315,17 @@ def _refuse_lazy(module: nn.Module) -> None:
             raise CompatibilityError(f"{name!r} has no shape yet: call the network once on a batch before it is fitted")
         if tensor.requires_grad and not tensor.is_floating_point():
             raise CompatibilityError(f"{name!r} is {tensor.dtype}: only real floating point parameters can be inferred")
+
+
+def _warn_of_mixed_rows(module: nn.Module) -> None:
+    kind = nn.modules.batchnorm._BatchNorm
+    if mixing := [name for name, m in module.named_modules() if isinstance(m, kind) and m.running_mean is None]:
+        warnings.warn(
+            f"{mixing} normalise by the statistics of the batch in evaluation mode too, so that what is said of a row "
+            "depends on the rows beside it: build them with track_running_stats=True",
+            PosterityWarning,
+            stacklevel=4,
+        )
 
 
 def _running_statistics(module: nn.Module, trains: Mapping[nn.Module, bool]) -> Iterator[str]:

@@ -25,9 +25,10 @@ from posterity.errors import PriorError
 from posterity.random import Random
 from posterity.tree import LIKELIHOOD, Tree, weights
 
-__all__ = ["Flat", "Laplace", "Normal", "Prior", "ScaleMixture", "prior_from", "prior_from_json"]
+__all__ = ["SMALLEST", "Flat", "Laplace", "Normal", "Prior", "ScaleMixture", "prior_from", "prior_from_json"]
 
 Center = Literal["zero", "start"] | Mapping[str, Tensor]
+SMALLEST = 1e-8  # std: float32 holds the square of a precision of 1 / std^2, which IVON takes
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class _Located(Prior):
         for scale in scales:
             if not (math.isfinite(scale) and scale > 0):
                 raise PriorError(f"a prior's scale must be finite and > 0, got {scale}")
+            if scale < SMALLEST:
+                raise PriorError(f"a prior's scale must be at least {SMALLEST}, got {scale}: float32 loses its powers")
 
 
 def _centers(center: Center, start: Tree) -> Tree:

@@ -25,7 +25,7 @@ from posterity.problem.carrier import is_constant, leaves, rebuild
 from posterity.problem.dropout import masks
 from posterity.problem.info import Info
 from posterity.problem.likelihoods import Likelihood, likelihood_from
-from posterity.problem.measured import Measured, in_one, joined, settled
+from posterity.problem.measured import Measured, in_one, joined, over_ranks_, settled
 from posterity.problem.network import Network
 from posterity.problem.noise import ForwardNoise
 from posterity.problem.priors import Prior, prior_from
@@ -43,6 +43,7 @@ class Problem(Protocol):
 
     data_size: int
     data_weight: float
+    drawing: Group  # the ranks that draw weights of their own: gradients are those of this rank's draws
 
     @property
     def prior(self) -> Prior:
@@ -148,6 +149,7 @@ class NetworkProblem:
         self.precision = precision
         self.clip = clip
         self.group: Group = ALONE  # the ranks among which the rows of every batch are shared
+        self.drawing: Group = ALONE  # and those of them that draw weights of their own
         self._noise = ForwardNoise()
         self._side_by_side = SideBySide(self, side_by_side)
         self.idle: frozenset[str] = frozenset()
@@ -210,7 +212,7 @@ class NetworkProblem:
 
     def nll(self, theta: Tree, batch: Any, random: Random) -> tuple[Tensor, Tree, Info]:
         found, changed = self._own(theta, self._parts(batch), random)
-        nll, gradient, info = settled(found, stack([changed]), self.group, self.clip)
+        nll, gradient, info = settled(found, stack([changed]), self.group, self.clip, self.drawing.size > 1)
         return nll[0], rebuild({name: leaf[0] for name, leaf in gradient.items()}), info
 
     def nlls(self, thetas: Tree, batches: Sequence[Any], randoms: Sequence[Random]) -> tuple[Tensor, Tree, Info]:
@@ -225,7 +227,7 @@ class NetworkProblem:
                 yield found
 
         found = self._side_by_side(thetas, parts, lambda: joined(each(), len(parts)))
-        return settled(found, stack(changed) if changed else {}, self.group, self.clip)
+        return settled(found, stack(changed) if changed else {}, self.group, self.clip, self.drawing.size > 1)
 
     def _parts(self, batch: Any) -> list[Batch]:
         """The parts of an accumulated batch, of each the rows that are this rank's."""
@@ -312,7 +314,9 @@ class NetworkProblem:
         if own.rows:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
                 result, _ = self._measured(plain, pick(theta, BUFFER), own, random.fold("forward"), product)
-        self.group.mean_([leaf.unsqueeze(0) for leaf in result.values()], torch.tensor([own.rows]))
+        if self.group.size > 1:
+            rows = torch.tensor([own.rows], dtype=torch.float64, device=self.network.device)
+            over_ranks_(self.group, [leaf.unsqueeze(0) for leaf in result.values()], rows, self.drawing.size > 1)
         return result
 
     def row_log_probs(self, theta: Tree, outputs: Any, targets: Any) -> Tensor:

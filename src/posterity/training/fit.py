@@ -107,8 +107,9 @@ def fit(
         progress: show a progress line on stderr; on terminals only unless given.
         distribute: over the ranks of `torch.distributed`, each of which calls `fit` with the same arguments and gets the
             same model: "rows" (each has a share of every batch) or "members" (each has some members or chains). The seed
-            finds what it finds in one process, to rounding; dropout and batch statistics are each rank's own. Rank 0
-            writes `out`, on a disk that all see. None: this process works alone.
+            finds what it finds in one process, to rounding; dropout and batch statistics are each rank's own. "draws" is
+            "rows" where every rank draws weights of its own, for variational methods: less noise a step. Rank 0 writes
+            `out`, on a disk that all see. None: this process works alone.
 
     Raises:
         DataError: empty, non-finite or misshapen data; one class; no length and no `data_size`.
@@ -136,6 +137,8 @@ def fit(
     seed = int(seed)  # numpy's integers are no JSON
     random = Random(seed)
     placement = placed(distribute, method)
+    if clip is not None and placement.own_draws:
+        raise CompatibilityError("clip= is of the mean gradient, and with distribute='draws' ranks have their own")
     with placement.group.in_turn():
         folder = None if out is None else prepare_folder(out) if placement.writes else Path(out)
 
@@ -152,6 +155,13 @@ def fit(
         reader=reader, precision=precision, clip=clip, side_by_side=side_by_side,
     )  # fmt: skip
     problem.group = placement.rows
+    if problem.group.size > 1 and net.running_statistics_in_training():
+        warnings.warn(
+            "every rank normalises its own rows of a batch, so that this is not the fit of one process; that of "
+            "distribute='members' is, and that of a network without batch normalisation",
+            PosterityWarning,
+            stacklevel=2,
+        )
     problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
     if held_out is not None:
         check_held_out(problem, held_out, random.fold("survey"))
@@ -163,6 +173,8 @@ def fit(
     for algorithm, _ in stages:
         algorithm.check(problem, found.first)
     settings = settings_of(problem, method, plan, whole, steps, seed, accumulation, patience)
+    if placement.own_draws:
+        settings["distribute"] = "draws"
     if resume and folder is not None:
         with placement.group.in_turn():
             finished = _finished(folder, module, settings, output, device)
@@ -173,7 +185,7 @@ def fit(
     with watching(progress if placement.writes else False) as watch:
         watch.say(_headline(problem, method, found))
         posterior, history, snapshots, writer = run.run(stages, plan, budget, start, builder, resume, watch)
-    problem.group = ALONE
+    problem.group = problem.drawing = ALONE
     model = BayesianModel(problem, posterior, settings=settings, history=history, snapshots=snapshots)
     if folder is not None and placement.writes:
         model.save(folder, shards=None if writer is None else writer.close())

@@ -173,7 +173,7 @@ def _stream(problem: NetworkProblem, source: Source, random: Random, position: P
         position.consumed[k] += 1
         if k == 0:
             position.rows += batch.rows
-        if (several and batch.rows < 2) or bool(problem.likelihood.void(batch.targets).all()):
+        if (several and batch.rows < 2 * problem.group.size) or bool(problem.likelihood.void(batch.targets).all()):
             position.left_out += k == 0
             continue
         yield batch

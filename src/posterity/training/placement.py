@@ -1,9 +1,11 @@
 """Where the parts of a fit are, when several processes work on it.
 
     "rows"      every rank has every member, and its share of the rows of each batch; gradients are averaged
+    "draws"     the same, and every rank draws weights of its own: statistics of the draws are averaged
     "members"   every rank has some members, or chains, and all rows; nothing is sent but draws, losses and checkpoints
 
-Either way every draw has the address that it has in one process, so what is found is what one process finds.
+By rows or members every draw has the address that it has in one process, so what is found is what one process finds. By
+draws a step has as many draws as ranks, and less noise.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from posterity.training.position import Position
 
 __all__ = ["DISTRIBUTE", "HERE", "Placement", "placed"]
 
-DISTRIBUTE = ("rows", "members")
+DISTRIBUTE = ("rows", "draws", "members")
 CHECK = "POSTERITY_CHECK_RANKS"  # steps between two comparisons of the ranks' states; a debugging aid
 CHECK_CLOCK = 32  # steps between two looks at rank 0's clock
 
@@ -37,6 +39,7 @@ class Placement:
 
     group: Group = ALONE
     by_members: bool = False
+    own_draws: bool = False
     check_every: int = 0  # steps; 0: never
 
     @property
@@ -48,6 +51,10 @@ class Placement:
     def rows(self) -> Group:
         """The ranks among which the rows of a batch are shared."""
         return ALONE if self.by_members else self.group
+
+    def drawing(self, algorithm: Algorithm) -> Group:
+        """The ranks that draw weights of their own in a stage of `algorithm`."""
+        return self.group if self.own_draws and algorithm.own_draws else ALONE
 
     # --- members -----------------------------------------------------------------------------------------------------
 
@@ -152,15 +159,20 @@ def placed(distribute: str | None, method: Algorithm) -> Placement:
     """The placement that `fit(distribute=)` asks for.
 
     Raises:
-        CompatibilityError: another word; no ranks; fewer members than ranks.
+        CompatibilityError: another word; no ranks; fewer members than ranks; draws of a method that has none to share.
     """
     if distribute is None:
         return HERE
     if distribute not in DISTRIBUTE:
         raise CompatibilityError(f"distribute must be one of {', '.join(DISTRIBUTE)} or None, got {distribute!r}")
     group = Group.current()
-    if distribute == "rows":
-        return Placement(group, check_every=int(os.environ.get(CHECK, "0")))
+    if distribute == "draws" and not method.own_draws:
+        raise CompatibilityError(
+            f"distribute='draws' is for variational methods, whose steps draw weights, and {method.title} is none: use "
+            "distribute='rows'"
+        )
+    if distribute in ("rows", "draws"):
+        return Placement(group, own_draws=distribute == "draws", check_every=int(os.environ.get(CHECK, "0")))
     if method.members < group.size:
         raise CompatibilityError(
             f"distribute='members' over {group.size} ranks needs as many members, and {method.title} has {method.members}: "

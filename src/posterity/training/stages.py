@@ -65,6 +65,7 @@ class Stages:
         for index in range(position.stage, len(stages)):
             algorithm, own_plan = stages[index]
             stream = self.random.fold(f"stage {index} {algorithm.name}")
+            self.problem.drawing = self.placement.drawing(algorithm)
             state = algorithm.init(self.problem, starts, stream.fold("init"), own_plan)
             if saved is not None:
                 state, saved = restore(state, saved[0]), None
