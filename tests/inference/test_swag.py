@@ -91,6 +91,7 @@ def test_the_normal_is_the_formula(members: int, rank: int) -> None:
         torch.testing.assert_close(factor @ factor.T, wanted, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:swag has not arrived")
 def test_small_steps_around_large_weights_keep_their_variance() -> None:
     """A mean of squares less a squared mean would lose it in float32: (1e-4 / 30)^2 is below 6e-8."""
     large = po.Density(lambda theta: -0.5 * 1e-8 * (theta["w"] - 30.0).square().sum(), {"w": torch.full((3,), 1.0)})

@@ -231,7 +231,7 @@ def test_blocks_bound_the_rows_held_and_change_nothing() -> None:
     whole = model.predict(x, draws=DRAWS)
     assert model.posterior.made == DRAWS
     model.posterior.made = 0
-    row = FEATURES * 4  # bytes
+    row = (CLASSES + 1) * 8  # bytes that are kept: log-probabilities and an entropy; of inputs there are fewer
     blocks = model.predict(x, draws=DRAWS, batch_size=2, max_memory=4 * row)  # two batches of two rows
     assert model.posterior.made == 6 * DRAWS  # 23 rows in blocks of 4
     assert torch.allclose(blocks.probs, whole.probs, **CLOSE)

@@ -16,6 +16,17 @@ from posterity.problem.reference import gaussian
 TARGET = gaussian(3, condition=10.0)
 
 
+SHORT = pytest.mark.filterwarnings("ignore:.* has not arrived")
+
+
+def test_a_fit_that_has_not_arrived_says_so_and_one_that_has_does_not() -> None:
+    far = {"x": TARGET.mean + 100.0}
+    with pytest.warns(po.PosterityWarning, match="bam has not arrived"):
+        po.infer(TARGET, po.BaM(), 5, start=far)
+    po.infer(TARGET, po.BaM(), 20)
+
+
+@SHORT
 def test_a_family_arrives_and_the_same_seed_arrives_at_the_same_bits() -> None:
     first, again, other = (po.infer(TARGET, po.MeanFieldVI(), 200, seed=seed).mean()["x"] for seed in (0, 0, 1))
     assert torch.equal(first, again)
@@ -40,6 +51,7 @@ def test_what_a_sampler_emits_is_the_posterior() -> None:
     assert posterior.finite == 10
 
 
+@SHORT
 def test_a_callback_ends_the_run() -> None:
     steps: list[int] = []
 

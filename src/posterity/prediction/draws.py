@@ -2,8 +2,8 @@
 
     p(y | x) = 1/S sum over s of p(y | x, theta_s)
 
-The S draws are shared by all rows. Rows are taken in blocks that fit `max_memory`; within a block every draw is made once,
-passed over the block's batches, and reduced at once, so memory does not grow with S.
+The S draws are shared by all rows. Rows are taken in blocks whose inputs, and what is kept of their outputs, fit
+`max_memory`; within a block every draw is made once, passed over the block's batches, and reduced at once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from posterity.errors import CompatibilityError, DataError, PosterityWarning
-from posterity.posterior.posterior import Posterior
+from posterity.posterior.posterior import DRAWS, Posterior
 from posterity.prediction.noisy import Noisy, drawn, rounds
-from posterity.prediction.predictive import Predictive, reducer
+from posterity.prediction.predictive import Predictive, Reducer, reducer
 from posterity.prediction.propagation.settings import Propagation
 from posterity.problem.batches import Batch, Reader, check_finite, rows_of, tensors_in
 from posterity.problem.data import Source, as_inputs, pick_rows, source, take
@@ -114,15 +114,33 @@ def predict_blocks(
     if keep not in (None, "draws"):
         raise CompatibilityError(f"keep must be 'draws' or nothing, got {keep!r}")
     via, ways = _ways(problem, posterior, via, draws, random, settings, noisy)
+    made = partial(reducer, problem.likelihood, temperature, keep_draws=keep == "draws")
+    count = 1 if via == "mean" else draws or posterior.finite or DRAWS
     for block in _blocks(batches, max_memory):
-        reducers = [reducer(problem.likelihood, temperature, keep_draws=keep == "draws") for _ in block]
-        with torch.inference_mode(), problem.network.session(train=False):
-            for i, way in enumerate(ways()):
-                for batch, reduced in zip(block, reducers):
-                    for outputs, parameters in way(batch, random.fold("forward").fold(i)):
-                        reduced.add(outputs, parameters)
-        for batch, reduced in zip(block, reducers):
-            yield reduced.result(via=via), batch.targets
+        while block:
+            with torch.inference_mode(), problem.network.session(train=False):
+                reducers = _reduced(block, ways(), made, random.fold("forward"), count, max_memory)
+            while reducers:
+                yield reducers.pop(0).result(via=via), block.pop(0).targets
+
+
+def _reduced(
+    block: list[Batch], ways: Iterable[Way], made: Callable[[], Reducer], random: Random, count: int, max_memory: int
+) -> list[Reducer]:
+    """All draws of the block's first batches: of one, and of as many as `max_memory` holds after `count` draws."""
+    reducers: list[Reducer] = []
+    held = 0
+    for i, way in enumerate(ways):
+        for j, batch in enumerate(block if i == 0 else block[: len(reducers)]):
+            if i == 0:
+                if reducers and held + reducers[-1].held(count) > max_memory:
+                    break
+                reducers.append(made())
+            for outputs, parameters in way(batch, random.fold(i)):
+                reducers[j].add(outputs, parameters)
+            if i == 0:
+                held += reducers[j].held(count)
+    return reducers
 
 
 def recorded_outputs(

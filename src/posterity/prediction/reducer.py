@@ -106,6 +106,10 @@ class Reducer(ABC):
             raise DataError("no draws to predict from: add the outputs of at least one")
         return self._result(via)
 
+    def held(self, draws: int) -> int:
+        """Bytes that it holds after as many draws, by those that it saw; 0 of a kind that does not say."""
+        return 0
+
     @abstractmethod
     def _add(self, outputs: Any, parameters: Mapping[str, Tensor]) -> None:
         """Take draw number `count`."""
@@ -162,6 +166,10 @@ class ClassReducer(Reducer):
         if self.keep_draws:
             self._kept.append(self.predictive.shown(log_probs).float().cpu())
 
+    def held(self, draws: int) -> int:
+        kept = sum(probs.nbytes for probs in self._kept)
+        return self._log_probs.nbytes + self._entropy.nbytes + kept * draws // self.count
+
     def _epistemic(self, points: Iterable[Tensor]) -> Tensor:
         """[rows, ...] mutual information in nats of label and point."""
         apart = type(self)(self.likelihood, self.temperature)
@@ -199,6 +207,10 @@ class MixtureReducer(Reducer):
         location, log_scale = self.likelihood.location_and_log_scale(outputs, parameters)
         scale = log_scale.exp() * math.sqrt(self.temperature)
         self._keep(_single(location), _single(scale.expand(location.shape)))
+
+    def held(self, draws: int) -> int:
+        kept = sum(part.nbytes for parts in (*self._blocks, *self._kept) for part in parts)
+        return kept * draws // self.count
 
     def _keep(self, *parts: Tensor) -> None:
         self._kept.append(parts)

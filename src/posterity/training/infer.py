@@ -7,6 +7,7 @@ from typing import Any
 
 from posterity.errors import NonFiniteError
 from posterity.inference.algorithm import Algorithm, Plan, Start
+from posterity.inference.arrival import warn_of_pull
 from posterity.posterior.draws import Draws
 from posterity.posterior.posterior import Posterior
 from posterity.problem.densities import Density
@@ -27,6 +28,8 @@ def infer(
     max_failures: int = 10,
 ) -> Posterior:
     """Approximate a bare density; what `fit` does for a network, without data.
+
+    A fit whose draws all have scores that point one way has not arrived, and a warning says so.
 
     Args:
         density: unnormalised; see `Density`.
@@ -73,4 +76,6 @@ def infer(
             if callback is not None and callback(t + 1, state):
                 break
         starts = stage.snapshots(state)
-    return stage.posterior(state, Draws(stack(emitted)) if emitted else None)
+    posterior = stage.posterior(state, Draws(stack(emitted)) if emitted else None)
+    warn_of_pull(density, posterior, stage.name, random.fold("arrival"))
+    return posterior

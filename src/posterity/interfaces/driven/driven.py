@@ -35,6 +35,7 @@ from posterity.posterior.files import strict_json
 from posterity.problem.batches import Reader
 from posterity.problem.info import Info
 from posterity.problem.likelihoods import Likelihood, likelihood_from
+from posterity.problem.measured import norms
 from posterity.problem.network import Network
 from posterity.problem.priors import Prior, prior_from
 from posterity.problem.problem import NetworkProblem
@@ -172,6 +173,12 @@ class Driven:
             self._parameters.put(self.method.point(self.state))
             self._drawn = False
 
+    def give_up(self) -> None:
+        """After an error in a loop of one's own: forget the step that was begun, and put the mean weights back."""
+        self._gathered = Gathered()
+        self._parameters.clear()
+        self.settle()
+
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """() the mean NLL per row of one batch, to call backward on; in evaluation (without gradients) to look at only.
 
@@ -187,29 +194,28 @@ class Driven:
                 return nlls.mean()
             if not self._drawn:
                 raise CompatibilityError("no draw is in the weights: pass the callback to the trainer, or call draw()")
-            counted = int((~self.likelihood.void(targets)).sum())
-            return self._gathered.loss(nlls, counted) / self.divided_inside
+            return self._gathered.loss(nlls, int((~self.likelihood.void(targets)).sum())) / self.divided_inside
 
-    def step(self) -> None:
-        """The algorithm's update from the gradients on the parameters; what `optimizer.step()` calls."""
+    def step(self, scale: float = 1.0) -> None:
+        """The algorithm's update from the gradients of losses times `scale`; what `optimizer.step()` calls."""
         gathered, self._gathered = self._gathered, Gathered()
         if not gathered.rows:
             raise CompatibilityError("no loss came from driven.loss since the last step: the trainer must use it")
         self._position.consumed[0] += 1
         self._position.rows += gathered.rows
         if gathered.counted:
-            self._update(gathered)
+            self._update(gathered, scale)
         else:
             self._position.left_out += 1
         self._parameters.clear()
         self.settle()
 
-    def _update(self, gathered: Gathered) -> None:
+    def _update(self, gathered: Gathered, scale: float) -> None:
         if self._start:  # the first step
             self._find_idle()
-        factor = gathered.factor(self.divided_inside * self.divided_outside)
+        factor = gathered.factor(self.divided_inside * self.divided_outside) / scale
         gradient = self._parameters.gradient(factor, self.problem.idle)
-        nll, norm = gathered.nll(), nn.utils.get_total_norm(gradient.values())
+        nll, norm = gathered.nll(), norms(list(gradient.values()))[0]
         finite = torch.isfinite(nll + norm)
         if self.clip is not None and bool(norm > self.clip):
             gradient = {name: leaf.mul_(self.clip / norm) for name, leaf in gradient.items()}
@@ -290,7 +296,5 @@ class Driven:
             StorageError: it is none.
         """
         if position is None:
-            raise StorageError(
-                "the checkpoint holds the state of another optimizer: it was not written by this training"
-            )
+            raise StorageError("the checkpoint holds the state of another optimizer: this training did not write it")
         self._saved = position or None

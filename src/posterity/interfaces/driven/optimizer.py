@@ -25,12 +25,15 @@ class DrivenOptimizer(Optimizer):
     rate, for those who watch it; to write there changes nothing.
     """
 
+    # A GradScaler then leaves it to `step` to undo its scale (`grad_scale`) and to skip what is not finite.
+    _step_supports_amp_scaling = True
+
     def __init__(self, driven: Driven, parameters: list[nn.Parameter]) -> None:
         self._driven = driven
         super().__init__(parameters, {"lr": 0.0})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the algorithm.
+        """One step of the algorithm. A closure runs at its draw; where it fails the mean weights are back in the module.
 
         Raises:
             CompatibilityError: no loss went through `driven.loss`, or no draw was in the weights.
@@ -38,9 +41,15 @@ class DrivenOptimizer(Optimizer):
         """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._driven.step()
+            self._driven.draw()
+            try:
+                with torch.enable_grad():
+                    loss = closure()
+            except BaseException:
+                self._driven.give_up()
+                raise
+        scale = getattr(self, "grad_scale", None)
+        self._driven.step(1.0 if scale is None else float(scale))
         return loss
 
     def state_dict(self) -> dict[str, Any]:
