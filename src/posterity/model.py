@@ -16,10 +16,10 @@ from torch import nn
 from posterity.errors import CompatibilityError, DataError, PosterityWarning, StorageError
 from posterity.history import History
 from posterity.posterior.draws import Streamed
-from posterity.posterior.files import FileRecord, strict_json
+from posterity.posterior.files import FileRecord, strict_json, understood
 from posterity.posterior.posterior import Posterior, posterior_from
 from posterity.posterior.shards import ShardWriter
-from posterity.posterior.storage import load_json, load_manifest, load_tree, records, save_run
+from posterity.posterior.storage import MANIFEST, load_json, load_manifest, load_tree, records, save_run
 from posterity.prediction.draws import batches_of, default_via, predict_blocks, recorded_outputs
 from posterity.prediction.noisy import noisy
 from posterity.prediction.predictive import Predictive, concat
@@ -335,6 +335,12 @@ def load(
     """
     manifest = load_manifest(folder)
     net = Network(network, output=output, device=device)
+    with understood(Path(folder) / MANIFEST):
+        return _built(folder, manifest, net)
+
+
+def _built(folder: str | os.PathLike[str], manifest: Mapping[str, Any], net: Network) -> BayesianModel:
+    """What the manifest and the files describe, over the network."""
     saved = {name: tuple(shape) for name, shape in manifest["network"].items()}
     _same_network(saved, {name: tuple(leaf.shape) for name, leaf in net.trainable.items()})
     constants = load_tree(folder, "network")
@@ -355,10 +361,20 @@ def load(
     posterior = posterior_from(
         kind, load_tree(folder, "posterior", net.device), {**manifest["posterior"]["meta"], **where}
     )
-    changing = frozenset(n.removeprefix(BUFFER) for n in next(posterior.draws(1, Random(0))) if n.startswith(BUFFER))
+    draw = next(posterior.draws(1, Random(0)), {})
+    for name, shape in saved.items():
+        if name not in draw or tuple(draw[name].shape) != shape or not draw[name].dtype.is_floating_point:
+            raise StorageError(
+                f"{folder} is corrupt: its posterior does not say what {name} is, numbers of shape {shape}"
+            )
+    if type(seed := manifest.get("seed", 0)) is not int or seed < 0:
+        raise StorageError(f"{folder} is corrupt: its seed is {seed!r:.80}")
+    changing = frozenset(n.removeprefix(BUFFER) for n in draw if n.startswith(BUFFER))
     net.changing, net.probed = changing, True
     problem.idle = frozenset(manifest["idle"])
     calibration = load_json(folder, "calibration")
+    if not (temperature := calibration.pop("temperature")) > 0:
+        raise StorageError(f"{folder} is corrupt: its temperature is {temperature}")
     derived = {"posterior", "history", "versions", "library", "format_version", "files", "sha256"}
     model = BayesianModel(
         problem,
@@ -366,7 +382,7 @@ def load(
         settings={key: value for key, value in manifest.items() if key not in derived},
         history=History.from_json(manifest["history"]),
         snapshots=load_snapshots(folder) if "snapshot-000" in names else [],
-        temperature=calibration.pop("temperature"),
+        temperature=temperature,
     )
     if "propagation" in calibration:
         model.propagation = Propagation.from_json(calibration.pop("propagation"))

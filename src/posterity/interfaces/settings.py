@@ -18,7 +18,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,14 +213,17 @@ def network_for(network: Named, method: po.Algorithm) -> Named:
 
 
 def build_network(named: Named, inputs: int, outputs: int) -> nn.Module:
-    """The network of a preset's name or a class path, for so many inputs and outputs. Raises as `build_method`."""
+    """The network of a preset's name or a class path, for so many inputs and outputs. Raises as `build_method`.
+
+    A run folder keeps the path, and may come from anywhere: nothing is made but torch modules.
+    """
     if isinstance(named, str) and "." not in named:
         if named not in PRESETS:
             raise CompatibilityError(
                 f"no network is called {named!r}: there are {', '.join(PRESETS)}, or give class_path in a YAML file"
             )
         return PRESETS[named](inputs, outputs)
-    network = _build(named, {name: (inputs, outputs)[place] for name, place in _WIDTHS.items()})
+    network = _build(named, {name: (inputs, outputs)[place] for name, place in _WIDTHS.items()}, _is_network)
     if not isinstance(network, nn.Module):
         raise CompatibilityError(f"{_path(named)} is not a torch.nn.Module")
     return network
@@ -230,7 +233,12 @@ def _path(named: Named) -> str:
     return named if isinstance(named, str) else str(named.get("class_path"))
 
 
-def _build(named: Named, offered: Mapping[str, Any]) -> Any:
+def _is_network(kind: Any) -> bool:
+    own = getattr(kind, "__module__", None) or ""
+    return (isinstance(kind, type) and issubclass(kind, nn.Module)) or own.startswith("posterity.models.")
+
+
+def _build(named: Named, offered: Mapping[str, Any], allowed: Callable[[Any], bool] = callable) -> Any:
     arguments: dict[str, Any] = {}
     if not isinstance(named, str):
         if unknown := set(named) - {"class_path", "init_args"}:
@@ -247,7 +255,9 @@ def _build(named: Named, offered: Mapping[str, Any]) -> Any:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise CompatibilityError(f"the class path {path!r} leads nowhere: {error}") from error
-    arguments = {key: _nested(value) for key, value in arguments.items()}
+    if not allowed(kind):
+        raise CompatibilityError(f"{path} is not a class of torch.nn.Module")
+    arguments = {key: _nested(value, allowed) for key, value in arguments.items()}
     try:
         takes = inspect.signature(kind).parameters
         arguments = {**{key: value for key, value in offered.items() if key in takes}, **arguments}
@@ -256,6 +266,6 @@ def _build(named: Named, offered: Mapping[str, Any]) -> Any:
         raise CompatibilityError(f"{path} cannot be made with {arguments}: {error!r}") from error
 
 
-def _nested(value: Any) -> Any:
+def _nested(value: Any, allowed: Callable[[Any], bool]) -> Any:
     """An argument that is a class itself, as `base: {class_path: posterity.MAP}`."""
-    return _build(value, {}) if isinstance(value, Mapping) and "class_path" in value else value
+    return _build(value, {}, allowed) if isinstance(value, Mapping) and "class_path" in value else value

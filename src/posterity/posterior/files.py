@@ -7,12 +7,14 @@ behind is swept by the next write into the same folder; temporaries of writers t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import re
 import secrets
+import stat
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from safetensors import SafetensorError
 
-from posterity.errors import StorageError
+from posterity.errors import PosterityError, StorageError
 
 __all__ = [
     "FORMAT_VERSION",
@@ -30,15 +32,25 @@ __all__ = [
     "atomic",
     "atomic_json",
     "file_record",
+    "file_size",
+    "parse_json",
     "read_json",
     "reading",
     "refuse_newer",
     "strict_json",
     "sweep",
+    "understood",
     "verify",
 ]
 
 FORMAT_VERSION = 1
+JSON_LIMIT = 2**28  # bytes: what is longer is not ours, and would fill the memory
+
+_MISREAD = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(MemoryError, RuntimeError, TypeError, ValueError),
+)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.([^.]+)\.tmp")
@@ -78,7 +90,8 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     except StorageError:
         raise
     except OSError as error:
-        raise StorageError(f"{path} could not be written: {error}") from error
+        advice = "; free some space and save again" if error.errno in _FULL else ""
+        raise StorageError(f"{path} could not be written, and is as it was: {error}{advice}") from error
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -131,9 +144,21 @@ def _sync(folder: Path) -> None:
 
 def file_record(path: Path) -> FileRecord:
     """The record of a file as it is on the disk."""
+    file_size(path)
     with reading(path), open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileRecord(path.name, digest, file.tell())
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file. StorageError: it is missing, or no file but a folder, a pipe or a device, which may never end."""
+    with reading(path):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(
+            f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'a pipe or device'}, not a file"
+        )
+    return status.st_size
 
 
 def verify(folder: Path, record: FileRecord, check: bool = True) -> Path:
@@ -143,8 +168,7 @@ def verify(folder: Path, record: FileRecord, check: bool = True) -> Path:
         StorageError: it is missing, shorter or longer, or its content changed.
     """
     path = folder / record.file
-    with reading(path):
-        size = path.stat().st_size
+    size = file_size(path)
     if size != record.bytes:
         kind = "truncated" if size < record.bytes else "not the file that was saved"
         raise StorageError(f"{path} is {kind}: {size} bytes, where {record.bytes} were saved")
@@ -166,6 +190,20 @@ def reading(path: Path) -> Iterator[None]:
         raise StorageError(f"{path} is truncated or corrupt: {error}") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
+
+
+@contextmanager
+def understood(where: object) -> Iterator[None]:
+    """Turn what content of the wrong kind makes its readers raise into a StorageError that says where it stands.
+
+    A hash finds damage; it does not say who wrote a file, for anyone can hash what they write.
+    """
+    try:
+        yield
+    except PosterityError:
+        raise
+    except _MISREAD as error:
+        raise StorageError(f"{where} cannot be read as posterity's: {type(error).__name__}: {error}") from error
 
 
 # JSON
@@ -202,24 +240,45 @@ def strict_json(content: Any, null: bool = False, where: str = "") -> Any:
 
 def atomic_json(path: str | os.PathLike[str], content: Any, null: bool = False) -> None:
     """Write `content` as strict, readable JSON; arguments and errors as in `strict_json`."""
-    text = json.dumps(strict_json(content, null), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(strict_json(content, null), indent=2, allow_nan=False).encode() + b"\n"
+    if len(text) > JSON_LIMIT:
+        raise StorageError(
+            f"{path} would have {len(text):,} bytes of JSON, over {JSON_LIMIT:,}: put arrays into tensors"
+        )
     with atomic(Path(path)) as file:
-        file.write(text.encode())
+        file.write(text)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file; StorageError when it is missing, truncated or not JSON."""
+    """The content of a JSON file; StorageError when it is missing, too long, or as in `parse_json`."""
     path = Path(path)
+    if (size := file_size(path)) > JSON_LIMIT:
+        raise StorageError(f"{path} is corrupt or was not written by posterity: {size:,} bytes, over {JSON_LIMIT:,}")
     with reading(path):
         content = path.read_bytes()
+    return parse_json(path, content)
+
+
+def parse_json(where: object, content: bytes) -> Any:
+    """The content of strict JSON. StorageError: it is truncated, has a key twice or a number that is not finite."""
     try:
-        return json.loads(content.decode(), parse_constant=_no_constant)
+        return json.loads(content.decode(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_keys_once)
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is truncated or corrupt: it is not JSON ({error})") from error
+        raise StorageError(f"{where} is truncated or corrupt: it is not JSON ({error})") from error
 
 
-def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+def _finite(word: str) -> float:
+    """A number; json lets NaN, Infinity and 1e999 pass."""
+    if (number := float(word)) - number != 0:
+        raise ValueError(f"{word} is not a finite number")
+    return number
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; json would take the last value of a key, and other readers the first."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
 
 
 def refuse_newer(path: Path, version: object) -> None:

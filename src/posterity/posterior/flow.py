@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from posterity.posterior.diagonal import Diagonal
 from posterity.posterior.moments import Deterministic, Moment, Normal
 from posterity.posterior.posterior import Posterior
 from posterity.random import Random
-from posterity.tree import Tree, first, pick
+from posterity.tree import Tree, count, first, pick
 
 __all__ = [
     "FLOWS",
@@ -65,6 +66,13 @@ class FlowShape:
             raise ValueError(f"flow must be one of {FLOWS}, got {self.flow!r}")
         if min(self.dim, self.transforms, *self.hidden) < 1 or self.bins < 2:
             raise ValueError(f"dim, transforms and hidden must be at least 1 and bins at least 2, got {self}")
+
+    @property
+    def least(self) -> int:
+        """A lower bound of the number of parameters: the weights of the conditioning networks, for half of the numbers."""
+        half = max(self.dim // 2, 1)
+        widths = (half, *self.hidden, half * (self.bins if self.flow == "nsf" else 1))
+        return self.transforms * sum(a * b for a, b in pairwise(widths))
 
 
 class _Flow(nn.Module):
@@ -226,6 +234,8 @@ class Flow(Posterior):
     def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Flow:
         point, spread, parameters, stds = (pick(tensors, f"{part}/") for part in ("point", "spread", "flow", "std"))
         shape = FlowShape(**{**meta["shape"], "hidden": tuple(meta["shape"]["hidden"])})
+        if shape.least > count(parameters):  # before layers of that size are built
+            raise StorageError(f"the stored flow has {count(parameters)} numbers and is said to have {shape}")
         wanted = dict(_template(shape, first(parameters).dtype, first(parameters).device).named_parameters())
         if {n: p.shape for n, p in wanted.items()} != {n: p.shape for n, p in parameters.items()}:
             raise StorageError(

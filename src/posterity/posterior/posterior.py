@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from posterity.errors import CompatibilityError, PosterityWarning, StorageError
+from posterity.posterior.files import understood
 from posterity.posterior.moments import Moment
 from posterity.problem.priors import Prior
 from posterity.random import Random
@@ -97,11 +98,12 @@ def posterior_from(kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     """A posterior of a saved kind.
 
     Raises:
-        StorageError: this version knows no such kind.
+        StorageError: this version knows no such kind, or the tensors are not those of one.
     """
-    if kind not in _KINDS:
-        raise StorageError(f"the run holds a posterior of the kind {kind!r}; this version knows {sorted(_KINDS)}")
-    return _KINDS[kind].from_tensors(tensors, meta)
+    with understood(f"a posterior of the kind {kind!r} in the run"):
+        if kind not in _KINDS:
+            raise StorageError(f"the run holds a posterior of the kind {kind!r}; this version knows {sorted(_KINDS)}")
+        return _KINDS[kind].from_tensors(tensors, meta)
 
 
 def evenly(n: int | None, count: int) -> list[int]:

@@ -9,11 +9,13 @@ resumed ends in the same bytes as one that was not.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,9 +58,11 @@ class ShardWriter:
         per_shard_bytes: a shard is full at this size; it holds at least one draw.
         resume_from: the number of draws on the disk to go on after (0: start over). Later ones, which a killed process
             wrote after its last checkpoint, are dropped.
+        digest: what `digest` was then; draws on the disk that are others are refused.
 
     Raises:
-        StorageError: the folder is refused as in `prepare_folder`; fewer draws than `resume_from` are on the disk.
+        StorageError: the folder is refused as in `prepare_folder`; on the disk are fewer draws than `resume_from`, or
+            others.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class ShardWriter:
         prefix: str = "draws",
         per_shard_bytes: int = 64 * 2**20,
         resume_from: int = 0,
+        digest: str = "",
     ) -> None:
         self.folder = prepare_folder(folder)
         self._prefix = prefix
@@ -80,7 +85,13 @@ class ShardWriter:
         self._first = 0  # number of draws in the full shards
         self._saved: tuple[int, FileRecord] | None = None  # of the open shard: how many draws of it are on the disk
         self._known: dict[str, str] = {}  # what each tensor of a draw is
-        self._resume(resume_from)
+        self._seen = hashlib.sha256()
+        self._resume(resume_from, digest)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all draws so far: a checkpoint keeps it beside their number."""
+        return self._seen.hexdigest()
 
     def __len__(self) -> int:
         return self._first + len(self._pending)
@@ -105,8 +116,16 @@ class ShardWriter:
                 was, now = known.get(name, "not there"), kinds.get(name, "not there")
                 raise ShapeError(f"draw {len(self)} does not fit those before it: {name} was {was} and is {now}")
         leaves = {name: compact(draw[name]) for name in known}
+        self._see(leaves)
         self._pending.append(leaves)
         self._bytes += sum(leaf.nbytes for leaf in leaves.values())
+
+    def _see(self, leaves: Mapping[str, Tensor]) -> None:
+        """Take a draw into the digest."""
+        for name, leaf in leaves.items():
+            content: Any = leaf.reshape(-1).view(torch.uint8).numpy()
+            self._seen.update(name.encode())
+            self._seen.update(content)
 
     def extend(self, draws: Mapping[str, Tensor]) -> None:
         """Add the draws of a tree with a leading axis, in order; errors as in `append`."""
@@ -142,7 +161,7 @@ class ShardWriter:
         write_tensors(path, tree, {key: str(value) for key, value in numbers.items()})
         return file_record(path)
 
-    def _resume(self, count: int) -> None:
+    def _resume(self, count: int, digest: str) -> None:
         while len(self) < count:
             path = self._path(len(self._records))
             if self._pending or not path.exists():  # nothing comes after an open shard
@@ -158,9 +177,15 @@ class ShardWriter:
                 self._records[self._name(len(self._records))] = file_record(path)
                 self._first += draws
                 self._known = _kinds(member(tree, 0))
+                for index in range(draws):
+                    self._see({name: compact(leaf) for name, leaf in member(tree, index).items()})
             else:
                 for index in range(min(draws, count - first)):
                     self._add(member(tree, index))
+        if digest and digest != self.digest:
+            raise StorageError(
+                f"{self.folder} holds other draws in {self._stem}-*.safetensors than the {count} to go on after"
+            )
         # The open shard stays on the disk until the next flush takes its place: the checkpoint counts on its draws.
         keep = len(self._records) + bool(self._pending)
         for path in self.folder.glob(f"{self._stem}-*.safetensors"):
@@ -219,7 +244,10 @@ class ShardReader:
         self._open: tuple[int, TensorFile] | None = None
         for record in self._files:
             path = verify(self._folder, record, check=False)
-            first, draws, _ = _numbers(path, TensorFile(path, check=False).metadata)
+            file = TensorFile(path, check=False)
+            first, draws, _ = _numbers(path, file.metadata)
+            if draws < 1 or not file.rows() <= {draws}:
+                raise StorageError(f"{path} is corrupt: its tensors do not hold the {draws} draws that it names")
             if first != self._starts[-1]:
                 raise StorageError(f"{path} begins at draw {first}, where draw {self._starts[-1]} was to come")
             self._starts.append(first + draws)

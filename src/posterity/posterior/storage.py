@@ -30,13 +30,16 @@ from posterity.posterior.files import (
     FileRecord,
     atomic_json,
     file_record,
+    parse_json,
     read_json,
     reading,
     refuse_newer,
     strict_json,
     sweep,
+    understood,
     verify,
 )
+from posterity.posterior.migrations import migrated
 from posterity.posterior.tensorfile import read_tensors, write_tensors
 from posterity.tree import Tree
 
@@ -119,21 +122,37 @@ def save_run(
     for record in shards.values():
         verify(folder, record, check=False)
     taken = used | {record.file for record in files.values()}
+    written: list[Path] = []
 
-    for name, tree in trees.items():
-        write_tensors(path := _free(folder, name, ".safetensors", taken), tree)
-        files[name] = file_record(path)
-    for name, value in extra_json.items():
-        atomic_json(path := _free(folder, name, ".json", taken), value)
-        files[name] = file_record(path)
+    try:
+        for name, tree in trees.items():
+            write_tensors(path := _free(folder, name, ".safetensors", taken), tree)
+            written.append(path)
+            files[name] = file_record(path)
+        for name, value in extra_json.items():
+            atomic_json(path := _free(folder, name, ".json", taken), value)
+            written.append(path)
+            files[name] = file_record(path)
 
-    own = {"library": _LIBRARY, "format_version": FORMAT_VERSION}
-    content = {**own, **content, **own, "files": {name: record._asdict() for name, record in files.items()}}
-    content["sha256"] = _digest(content)
-    atomic_json(folder / MANIFEST, content)
+        own = {"library": _LIBRARY, "format_version": FORMAT_VERSION}
+        content = {**own, **content, **own, "files": {name: record._asdict() for name, record in files.items()}}
+        content["sha256"] = _digest(content)
+        atomic_json(folder / MANIFEST, content)
+    except StorageError:
+        _take_back(folder, written)
+        raise
     for file in used - {record.file for record in files.values()}:
         with suppress(OSError):
             (folder / file).unlink()
+
+
+def _take_back(folder: Path, written: Iterable[Path]) -> None:
+    """Remove the files of a save that failed: on a full disk they would be in the way of the next."""
+    with suppress(OSError):  # also a StorageError: a manifest that cannot be read names who knows what
+        named = {record.file for record in records(folder).values()} if (folder / MANIFEST).exists() else set()
+        for path in written:
+            if path.name not in named:
+                path.unlink(missing_ok=True)
 
 
 def _free(folder: Path, name: str, suffix: str, taken: set[str]) -> Path:
@@ -161,7 +180,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a run, checked.
+    """The manifest of a run, checked; one of an older format as today's.
 
     Raises:
         StorageError: there is no folder, it is not a posterity run, its manifest is truncated, corrupt, or newer.
@@ -177,9 +196,11 @@ def load_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("library") != _LIBRARY:
         raise StorageError(f"{path} was not written by posterity: its 'library' is not {_LIBRARY!r}")
     refuse_newer(path, content.get("format_version"))
-    if content.get("sha256") != _digest(content):
+    with understood(path):
+        fine = content.get("sha256") == _digest(content)
+    if not fine:
         raise StorageError(f"{path} is corrupt, or was edited by hand: its content does not match its sha256")
-    return content
+    return migrated(content)
 
 
 def records(folder: str | os.PathLike[str]) -> dict[str, FileRecord]:
@@ -239,4 +260,4 @@ def load_checkpoint(folder: str | os.PathLike[str], device: torch.device | str =
     tree, metadata = read_tensors(path, device)
     if "meta" not in metadata:
         raise StorageError(f"{path} is not a checkpoint: it holds tensors only")
-    return tree, json.loads(metadata["meta"])
+    return tree, parse_json(path, metadata["meta"].encode())

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from posterity.errors import StorageError
-from posterity.posterior.files import FORMAT_VERSION, atomic, reading, refuse_newer
+from posterity.posterior.files import FORMAT_VERSION, atomic, file_size, reading, refuse_newer, understood
 from posterity.tree import Tree
 
 __all__ = ["TensorFile", "read_tensors", "write_tensors"]
@@ -164,9 +164,8 @@ class TensorFile:
 
     def __init__(self, path: str | os.PathLike[str], check: bool = True) -> None:
         self.path = Path(path)
+        file_size(self.path)
         with reading(self.path):
-            if self.path.is_dir():
-                raise StorageError(f"{self.path} is a folder, not a tensor file")
             self._handle: Any = safe_open(self.path, framework="pt")
             metadata = dict(self._handle.metadata() or {})
             try:
@@ -190,13 +189,20 @@ class TensorFile:
 
     def tensor(self, name: str) -> Tensor:
         """A copy of a whole tensor."""
-        with reading(self.path):
+        with reading(self.path), understood(self.path):
             return self._copy(name, self._handle.get_tensor(self.aliases.get(name, name)))
 
     def row(self, name: str, index: int) -> Tensor:
         """A copy of row `index` of a tensor; nothing else of it is read."""
-        with reading(self.path):
+        with reading(self.path), understood(self.path):
             return self._copy(name, self._handle.get_slice(self.aliases.get(name, name))[index])
+
+    def rows(self) -> set[int | None]:
+        """The lengths of the leading axes; None for a tensor without one. Nothing of the tensors is read."""
+        with reading(self.path), understood(self.path):
+            stored = (name for name in self.names if name not in self.aliases)
+            shapes = [self._handle.get_slice(name).get_shape() for name in stored]
+        return {shape[0] if shape else None for shape in shapes}
 
     def _copy(self, name: str, mapped: Tensor) -> Tensor:
         # Copied before it is seen as complex: a pair may lie in the map at half the alignment that complex128 needs.
