@@ -68,6 +68,7 @@ from posterity.problem.snapshot import Snapshot
 from posterity.random import Random
 from posterity.training.fit import fit
 from posterity.training.infer import infer
+from posterity.training.memory.estimate import MemoryEstimate, estimate_memory
 from posterity.training.scale import pick_scale
 
 try:
@@ -108,6 +109,7 @@ __all__ = [
     "MCDropout",
     "Mass",
     "MeanFieldVI",
+    "MemoryEstimate",
     "Multilabel",
     "NetworkProblem",
     "NonFiniteError",
@@ -139,6 +141,7 @@ __all__ = [
     "compare",
     "conformal",
     "diagnose",
+    "estimate_memory",
     "evaluate",
     "fit",
     "infer",

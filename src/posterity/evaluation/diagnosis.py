@@ -20,6 +20,7 @@ from posterity.evaluation.chain_findings import chain_findings
 from posterity.evaluation.chains import chain_diagnostics
 from posterity.evaluation.finding import Finding
 from posterity.evaluation.metric import mean_interval
+from posterity.evaluation.readable import readable_bytes
 from posterity.model import BayesianModel
 from posterity.posterior.chains import Chains
 from posterity.posterior.diagonal import Diagonal
@@ -228,8 +229,8 @@ def _memory(seen: _Seen) -> Finding:
     numbers = {"weights": size, "posterior_bytes": held, "predict_bytes": needed, "draws": draws}
     return Finding(
         "memory", "ok",
-        f"{size:,} weights; the posterior holds {_bytes(held)}, predicting about {_bytes(needed)} and its inputs, "
-        f"whatever the draws",
+        f"{size:,} weights; the posterior holds {readable_bytes(held)}, predicting about {readable_bytes(needed)} and its "
+        f"inputs, whatever the draws",
         "", numbers,
     )  # fmt: skip
 
@@ -244,11 +245,3 @@ def _quiet() -> Iterator[None]:
 
 def _log_prob(pred: Any, targets: Any) -> Tensor:
     return row_sum(pred.log_prob(targets)).double()
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -1,0 +1,1 @@
+"""How much memory a fit takes, before it is run."""
