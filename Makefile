@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: help demo test test-all lint docs site examples bench-check peers clean
+.PHONY: help demo test test-all test-nightly lint docs site examples bench-check peers clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ test: $(VENV)/.dev ## the fast tests, under 10 minutes on 2 cores
 test-all: $(VENV)/.dev ## every test
 	$(PYTEST)
 
+test-nightly: $(VENV)/.dev ## every test, the statistical ones under seeds of the day
+	POSTERITY_TEST_SEED=$${POSTERITY_TEST_SEED:-$$(date +%y%j)} $(PYTEST)
+
 lint: $(VENV)/.dev ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,8 +55,9 @@ site: $(VENV)/.dev ## the site of these pages and the API: build/site/index.html
 examples: $(VENV)/.dev ## the scripts under examples/, on the data that POSTERITY_DATA names
 	$(PYTEST) tests/test_examples.py
 
-bench-check: $(VENV)/.dev ## the committed figures against their thresholds
+bench-check: $(VENV)/.dev ## the committed figures against their thresholds, the ratios of times against benchmarks/baseline.json
 	$(BIN)/posterity bench --check
+	$(BIN)/posterity bench all --quick --check
 
 peers: ## the other libraries, in an environment of their own, for `posterity bench NAME --peers`
 	$(PYTHON) -m venv .venv-peers

@@ -1,5 +1,7 @@
 """Tables of committed figures in the pages: `python website/evidence.py` writes them anew, a test holds them to the JSON.
 
+Then it writes docs/evidence.md, the list of all measured figures with their commands (`claims.py`).
+
     <!-- evidence: low-rank-icu | rows: MAP=deterministic, SWAG=swag | columns: NLL=icu_{}_nll, ECE=icu_{}_ece -->
     <!-- end -->
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+
+import claims
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -65,6 +69,8 @@ def number(value: float) -> str:
     >>> number(0.32041), number(41.26), number(18603.5), number(2.8e-28), number(0.0)
     ('0.320', '41.3', '18,604', '2.8e-28', '0')
     """
+    if isinstance(value, int):
+        return f"{value:,}"
     if value == 0:
         return "0"
     size = abs(value)
@@ -79,3 +85,4 @@ if __name__ == "__main__":
         before = path.read_text("utf-8")
         if (after := filled(before, len(path.relative_to(docs).parts) - 1)) != before:
             path.write_text(after, "utf-8")
+    claims.PAGE.write_text(claims.page(), "utf-8")

@@ -19,10 +19,14 @@ from posterity.bench import (
     low_rank_fashion,
     low_rank_icu,
     low_rank_text,
+    memory,
     propagation_cost,
     propagation_covariance,
     propagation_models,
+    propagation_profile,
     propagation_rules,
+    safety,
+    scaling,
     score_cost,
     score_gaussian,
     score_mixture,
@@ -30,6 +34,7 @@ from posterity.bench import (
     score_posteriordb,
     selective,
     sghmc_gaussian,
+    step_profile,
     training_cost,
     transfer,
 )
@@ -54,6 +59,11 @@ BENCHES: dict[str, Bench] = {
         "time of a linear layer with a factored weight against the dense one",
         "dense_ms factored_ms formed_ms ratio formed_ratio",
     ),
+    "step-profile": _bench(
+        step_profile,
+        "what a step of every algorithm is made of: gradient, products, noise, calls, arithmetic; and what it could cost",
+        "method times_sgd times_adamw best_times_sgd gradient products noise calls update bytes_per_weight of_copy",
+    ),
     "chains-cost": _bench(
         chains_cost,
         "time of chains side by side against one after the other, and what their draws cost",
@@ -69,6 +79,16 @@ BENCHES: dict[str, Bench] = {
         "whether guaranteed risks and coverages are kept, over 400 calibrations on populations of known truth",
         "population rows score exceeded answers coverage possible covered size",
     ),
+    "memory": _bench(
+        memory,
+        "what estimate_memory says of a fit against what the fit takes, for every method and three networks",
+        "method network estimate_mebibytes taken_mebibytes ratio held_ratio held_copies fitted_copies",
+    ),
+    "scaling": _bench(
+        scaling,
+        "what two processes save over one, by rows, members and evaluations; plans for 305M and 7B weights by arithmetic",
+        "method one_ms two_ms speedup machine of_machine two_compute_ms two_reduce_ms two_update_ms gbs mebibytes",
+    ),
     "propagation-rules": _bench(
         propagation_rules,
         "how far the rules of variance propagation are from quadrature and draws",
@@ -78,6 +98,11 @@ BENCHES: dict[str, Bench] = {
         propagation_cost,
         "time and memory of a pass of means and variances against the network's own",
         "method rows milliseconds times_mean peak_times_mean compile_seconds",
+    ),
+    "propagation-profile": _bench(
+        propagation_profile,
+        "what a pass of means and variances is made of, layer by layer: products, functions, arithmetic, calls",
+        "rules milliseconds times_mean products functions elementwise calls operations",
     ),
     "propagation-covariance": _bench(
         propagation_covariance,
@@ -173,6 +198,11 @@ BENCHES: dict[str, Bench] = {
         low_rank_text,
         "low-rank transformers and six rivals on opinions of films, and on sentences about something else",
         "block method data_weight accuracy nll ece ood_auroc_mi_sms parameters seconds",
+    ),
+    "safety": _bench(
+        safety,
+        "kills, full disks, damaged files and hostile folders: what was lost, silently wrong, or ran",
+        "what tries refused lost different wrong failed escaped ran",
     ),
     "transfer": _bench(
         transfer,

@@ -76,7 +76,7 @@ def run(
         if tell is not None:
             tell(f"{name}: {key} ({len(done) + 1} of {len(cells)})")
         started, load = time.perf_counter(), os.getloadavg()[0]
-        with _one_thread():
+        with one_thread():
             found = cell()
         done[key] = {"rows": found, "seconds": time.perf_counter() - started, "load": load}
         if partial is not None:
@@ -96,7 +96,7 @@ def run(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -203,29 +203,32 @@ class LowRankMoves(NamedTuple):
 def low_rank_step(
     s: Tensor, factor: Tensor, shifts: Tensor, h: Tensor, rate: float, spread_rate: float
 ) -> LowRankMoves:
-    """One step's moves from s [d], U [d, r] and S draws: shifts = theta - m and h = -s(theta), both [S, d]."""
+    """One step's moves from s [d], U [d, r] and S draws: shifts = theta - m and h = -s(theta), both [S, d].
+
+    Matrices of [S, d] are written over where they have served: new ones cost a page fault every 4 KiB.
+    """
     d, rank = factor.shape
     scaled = factor / s.unsqueeze(-1)  # D^-1/2 U
     identity = torch.eye(rank, dtype=s.dtype, device=s.device)
     root = torch.linalg.cholesky(torch.addmm(identity, scaled.T, scaled))  # K = root root^T
     inverse = torch.cholesky_inverse(root)
     z = shifts / s
-    p = (z - (z @ scaled @ inverse) @ scaled.T) / s
+    p = z.sub_((z @ scaled @ inverse) @ scaled.T).div_(s)
     r = h - p
     by_u_p, by_u_r = p @ factor, r @ factor  # [S, rank] U^T p, U^T R
-    forward = r * s.square() + by_u_r @ factor.T  # Sigma R
+    forward = (by_u_r @ factor.T).add_(r * s.square())  # Sigma R
     # the mean: at most `TRUST` sqrt(d) long in units of q, |L^-1 Sigma R|^2 = R^T Sigma R
     mean_r, mean_forward = r.mean(0), forward.mean(0)
     length = rate * float((mean_r @ mean_forward).clamp(min=0.0)) ** 0.5
     by_mean = mean_forward * -(rate * min(1.0, TRUST * d**0.5 / max(length, 1e-30)))
     # U: at most `TRUST` in units of q, tr(dU^T P dU)
     fisher = identity * (1.0 + DAMPING) - inverse
-    direction = torch.linalg.solve(fisher, (forward.T @ by_u_p + shifts.T @ by_u_r).T).T / len(h)
+    direction = torch.linalg.solve(fisher, (forward.T @ by_u_p).add_(shifts.T @ by_u_r).T).T.div_(len(h))
     inner = direction / s.unsqueeze(-1)
     beside = torch.linalg.solve_triangular(root, scaled.T @ inner, upper=False)
     length = 0.25 * spread_rate * float((inner.square().sum() - beside.square().sum()).clamp(min=0.0)) ** 0.5
-    by_factor = direction * -(0.25 * spread_rate * min(1.0, TRUST / max(length, 1e-30)))
+    by_factor = direction.mul_(-(0.25 * spread_rate * min(1.0, TRUST / max(length, 1e-30))))
     # log s, in units of the std given all other weights
-    share = 1.0 - torch.linalg.solve_triangular(root, scaled.T, upper=False).square().sum(0)  # s^2 diag P
-    by_log_std = (r * p).mean(0) * s.square() / share.clamp(min=1e-3) * (-0.5 * spread_rate)
+    share = 1.0 - torch.linalg.solve_triangular(root, scaled.T, upper=False).square_().sum(0)  # s^2 diag P
+    by_log_std = p.mul_(r).mean(0) * s.square() / share.clamp(min=1e-3) * (-0.5 * spread_rate)
     return LowRankMoves(by_mean, by_factor, by_log_std.clamp(-LOG_STEP, LOG_STEP), mean_r)

@@ -84,16 +84,24 @@ _LEGEND = (
 
 @app.command()
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which; without it, the list.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Which; without it, the list. `all --quick`: the ratios of times of all.")
+    ] = None,
     as_json: Json = False,
     quick: Annotated[bool, typer.Option(help="A minute of the same work; not for publication.")] = False,
     peers: Annotated[bool, typer.Option(help="Add the other libraries' rows (make peers).")] = False,
-    check: Annotated[bool, typer.Option(help="Compare the committed figures with their thresholds.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(help="Compare the committed figures with their thresholds, or `all --quick` with the baseline."),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Where to write the JSON.")] = None,
 ) -> None:
     """Measure a claim of this library, as ratios within one run."""
     from posterity import bench as benches
 
+    if name == benches.ALL:
+        _all_benches(quick and not peers, check, as_json, out)
+        return
     if check:
         failures = [line for each in ([name] if name else benches.names()) for line in benches.check(each)]
         for line in failures:
@@ -109,6 +117,30 @@ def bench(
         sys.stdout.write(json.dumps(record, indent=2) + "\n")
     else:
         stdout.print(benches.table(record))
+
+
+def _all_benches(ratios_only: bool, check: bool, as_json: bool, out: Path | None) -> None:
+    """The ratios of times of all benches, or what is lost against the committed ones."""
+    from posterity.bench import speed
+
+    def tell(line: str) -> None:
+        stderr.print(line, highlight=False, soft_wrap=True)
+
+    if not ratios_only:
+        raise typer.BadParameter(
+            "all benches at full size take days, and some need data or peers: name one. `posterity bench all --quick` "
+            "measures the ratios of times, and `posterity bench --check` looks at the committed figures of all"
+        )
+    if check:
+        failures = speed.compare(tell, out=out)
+        for line in failures:
+            tell(line)
+        raise typer.Exit(1 if failures else 0)
+    record = speed.measure(tell, out=out)
+    if as_json:
+        sys.stdout.write(json.dumps(record, indent=2) + "\n")
+    else:
+        stdout.print(speed.table(record))
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
