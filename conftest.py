@@ -1,4 +1,5 @@
-"""Test settings: one torch thread (so that two cores are not fought over), and one deterministic hypothesis profile."""
+"""Test settings: one torch thread (so that two cores are not fought over), and one hypothesis profile, deterministic unless
+POSTERITY_TEST_SEED asks for other examples."""
 
 import os
 
@@ -14,5 +15,5 @@ try:
 except ImportError:  # the doctests of a user's installation need none
     pass
 else:
-    settings.register_profile("fixed", derandomize=True, deadline=None)
+    settings.register_profile("fixed", derandomize="POSTERITY_TEST_SEED" not in os.environ, deadline=None)
     settings.load_profile("fixed")

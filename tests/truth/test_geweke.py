@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.truth.seeds import stream
 from torch import Tensor, nn
 
 import posterity as po
@@ -23,18 +24,18 @@ ERROR = (2 / CHAINS) ** 0.5
 
 def last_weights(sampler: Sampler, data_weight: float = 1.0) -> Tensor:
     """[chains] the weights after the last step, started at the prior."""
-    x = 1 + po.Random(0).normal((ROWS, 1))
+    x = 1 + stream(0).normal((ROWS, 1))
     likelihood = Gaussian(std=NOISE, standardize=False).surveyed([torch.zeros(ROWS, CHAINS)])
     network = nn.Linear(1, CHAINS, bias=False)
     problem = po.NetworkProblem(network, likelihood, po.Normal(PRIOR), data_size=ROWS, data_weight=data_weight)
-    problem.probe(Batch(x, torch.zeros(ROWS, CHAINS), rows=ROWS), po.Random(0))
-    start = {"weight": PRIOR * po.Random(1).normal((CHAINS, 1))}
-    random, plan = po.Random(2), Plan(ROWS, STEPS, STEPS)
+    problem.probe(Batch(x, torch.zeros(ROWS, CHAINS), rows=ROWS), stream(0))
+    start = {"weight": PRIOR * stream(1).normal((CHAINS, 1))}
+    random, plan = stream(2), Plan(ROWS, STEPS, STEPS)
     state = sampler.init(problem, start, random, plan)
     with problem.network.session(train=True):
         for step in range(STEPS):
             mean = x @ state.theta["weight"][0].T
-            y = mean + NOISE * po.Random(3).fold(step).normal((ROWS, CHAINS))
+            y = mean + NOISE * stream(3).fold(step).normal((ROWS, CHAINS))
             state, _ = sampler.step(problem, state, [Batch(x, y, rows=ROWS)], random)
     return state.theta["weight"][0].flatten().double()
 

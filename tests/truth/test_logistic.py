@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.truth.seeds import ROTATION, stream
 from torch import Tensor, nn
 
 import posterity as po
@@ -36,20 +37,23 @@ class Expected(NamedTuple):
 
 
 # Normals that are fitted to a skewed density: the mode is 0.2 stds from the mean, and the curvature there is 5 % sharper.
-# One run each, whose last steps are noisy: stds and correlations within 5 % and 0.1. The sampler has 400 draws' worth of
+# One run each, whose last steps are noisy: a limit is 1.5 times the worst of 8 seeds. The sampler has 400 draws' worth of
 # independent ones: means to 5 % of a std, stds to 3.5 %.
-VARIATIONAL, DIAGONAL = Expected("joint", 0.06, 0.06), Expected("diagonal", 0.12, 0.12)
-SAMPLED, AT_THE_MODE = Expected("joint", 0.1, 0.06, 0.05), Expected("joint", 0.3, 0.1, 0.06)
+DENSE, VARIATIONAL = Expected("joint", 0.06, 0.06), Expected("joint", 0.09, 0.06)
+DIAGONAL, NOISY = Expected("diagonal", 0.15, 0.15), Expected("diagonal", 0.17, 0.22)
+LOW_RANK = Expected("joint", 0.1, 0.31, 0.24)
+SAMPLED, AT_THE_MODE = Expected("joint", 0.1, 0.08, 0.08), Expected("joint", 0.3, 0.1, 0.06)
 
 FAST, SLOW = po.Cosine(0.1), po.Cosine(0.05)
-WHITENED: dict[str, Any] = {"update": "whitened", "learning_rate": FAST, "std_learning_rate": FAST}
+LOW = po.Cosine(0.02)
+WHITENED: dict[str, Any] = {"update": "whitened", "learning_rate": LOW, "std_learning_rate": LOW}
 slow = pytest.mark.slow
 CASES = [
-    pytest.param(po.ScoreVI("dense", learning_rate=FAST), 2000, VARIATIONAL, id="score-vi-dense"),
-    pytest.param(po.ScoreVI(**WHITENED), 2000, DIAGONAL, id="score-vi"),
+    pytest.param(po.ScoreVI("dense", learning_rate=FAST), 2000, DENSE, id="score-vi-dense"),
+    pytest.param(po.ScoreVI(**WHITENED), 4000, NOISY, id="score-vi"),
     pytest.param(po.LastLayerLaplace(base=po.MAP(learning_rate=FAST)), 500, AT_THE_MODE, id="laplace"),
     pytest.param(
-        po.ScoreVI("low-rank-plus-diagonal", rank=2), 2000, VARIATIONAL, id="score-vi-low-rank", marks=slow
+        po.ScoreVI("low-rank-plus-diagonal", rank=2), 2000, LOW_RANK, id="score-vi-low-rank", marks=slow
     ),
     pytest.param(
         po.ADVI("full", learning_rate=SLOW, factor_learning_rate=po.Cosine(0.02)), 3000, VARIATIONAL, id="advi-full",
@@ -59,7 +63,7 @@ CASES = [
         po.MeanFieldVI(learning_rate=SLOW, std_learning_rate=SLOW), 2000, DIAGONAL, id="mean-field", marks=slow
     ),
     pytest.param(
-        po.IVON(learning_rate=FAST, init_hessian=1.0, beta2=0.99), 2000, DIAGONAL, id="ivon", marks=slow
+        po.IVON(learning_rate=FAST, init_hessian=1.0, beta2=0.99), 2000, NOISY, id="ivon", marks=slow
     ),
     pytest.param(
         po.SGHMC(
@@ -76,7 +80,7 @@ def test_the_posterior_is_that_of_a_long_run(method: po.Algorithm, steps: int, e
     x, y = torch.tensor(FILE["x"]), torch.tensor(FILE["y"])
     model = po.fit(
         lambda: nn.Linear(3, 1), (x, y), "bernoulli", method, po.Normal(FILE["prior_std"]), batch_size=len(x),
-        epochs=steps, seed=0, progress=False,
+        epochs=steps, seed=ROTATION, progress=False,
     )  # fmt: skip
     draws = joined(model.posterior)
     covariance = (
@@ -91,7 +95,7 @@ def test_the_posterior_is_that_of_a_long_run(method: po.Algorithm, steps: int, e
 
 def joined(posterior: po.Posterior) -> Tensor:
     """[draws, 4] float64: the weights, then the bias."""
-    draws = posterior.draws(posterior.finite or DRAWS, po.Random(0))
+    draws = posterior.draws(posterior.finite or DRAWS, stream(0))
     return torch.stack([torch.cat([draw["weight"].flatten(), draw["bias"]]) for draw in draws]).double()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from tests.truth.seeds import ROTATION, stream
 from torch import Tensor, nn
 
 import posterity as po
@@ -24,7 +25,7 @@ WEIGHTS = FEATURES + 1
 
 def features(orthogonal: bool) -> Tensor:
     """[rows, features]; orthogonal ones, of each other and of a constant, leave independent normals nothing to miss."""
-    x = po.Random(1).normal((ROWS, FEATURES))
+    x = stream(1).normal((ROWS, FEATURES))
     if orthogonal:
         basis, _ = torch.linalg.qr(torch.cat([torch.ones(ROWS, 1), x], 1))
         return basis[:, 1:] * 2.0
@@ -36,13 +37,13 @@ def ranks(method: po.Algorithm, steps: int, orthogonal: bool, outputs: int) -> T
     """[replications, weights] how many of the draws are below the truth."""
     x, found = features(orthogonal), []
     for part in range(REPLICATIONS // outputs):
-        truth = PRIOR * po.Random(2).fold(part).normal((outputs, WEIGHTS))
-        y = x @ truth[:, :-1].T + truth[:, -1] + NOISE * po.Random(3).fold(part).normal((ROWS, outputs))
+        truth = PRIOR * stream(2).fold(part).normal((outputs, WEIGHTS))
+        y = x @ truth[:, :-1].T + truth[:, -1] + NOISE * stream(3).fold(part).normal((ROWS, outputs))
         model = po.fit(
             lambda: nn.Linear(FEATURES, outputs), (x, y), po.Gaussian(std=NOISE, standardize=False), method,
-            po.Normal(PRIOR), batch_size=ROWS, epochs=steps, seed=part, progress=False,
+            po.Normal(PRIOR), batch_size=ROWS, epochs=steps, seed=part + ROTATION, progress=False,
         )  # fmt: skip
-        draws = list(model.posterior.draws(DRAWS, po.Random(4)))
+        draws = list(model.posterior.draws(DRAWS, stream(4)))
         joined = torch.stack([torch.cat([draw["weight"], draw["bias"][:, None]], 1) for draw in draws])
         found.append((joined < truth).sum(0))
     return torch.cat(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.truth.seeds import stream
 from torch import Tensor
 
 import posterity as po
@@ -50,7 +51,7 @@ CASES = [
 @pytest.mark.parametrize(("method", "steps", "tolerance"), CASES)
 def test_every_correlation_is_found(method: po.Algorithm, steps: int, tolerance: float) -> None:
     posterior = po.infer(density(), method, steps)
-    draws = torch.stack([draw["x"] for draw in posterior.draws(posterior.finite or DRAWS, po.Random(0))]).double()
+    draws = torch.stack([draw["x"] for draw in posterior.draws(posterior.finite or DRAWS, stream(0))]).double()
     found = torch.corrcoef(draws.T)
     assert ((draws.mean(0) - MEAN) / STD).abs().max() < tolerance
     assert (draws.std(0) / STD - 1).abs().max() < tolerance
