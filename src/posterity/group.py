@@ -22,6 +22,9 @@ from posterity.errors import CompatibilityError, PosterityError
 
 __all__ = ["ALONE", "Group", "launched", "torchrun"]
 
+DRAWS_ELSEWHERE = (
+    "A forward or a loader that draws outside of torch's, numpy's and Python's global generators does this"
+)
 BUCKET = 2**20  # tensors of fewer elements travel together
 
 
@@ -122,7 +125,7 @@ class Group:
             if self.rank == 0:
                 self.wait()
 
-    def check_same(self, tree: Mapping[str, Tensor], what: str) -> None:
+    def check_same(self, tree: Mapping[str, Tensor], what: str, advice: str = DRAWS_ELSEWHERE) -> None:
         """Raise where `tree` has other bits on some rank.
 
         Raises:
@@ -133,10 +136,7 @@ class Group:
         own = {name: _digest(leaf) for name, leaf in tree.items()}
         found = self.every(own)
         if differ := sorted(name for name in own if any(other.get(name) != own[name] for other in found)):
-            raise PosterityError(
-                f"{what} is not the same on all {self.size} ranks: {', '.join(differ[:5])}. A forward or a loader that "
-                "draws outside of torch's, numpy's and Python's global generators does this"
-            )
+            raise PosterityError(f"{what} is not the same on all {self.size} ranks: {', '.join(differ[:5])}. {advice}")
 
 
 ALONE = Group()
@@ -158,7 +158,9 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _digest(leaf: Tensor) -> bytes:
-    return blake2b(leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8).digest()
+    return blake2b(
+        leaf.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8
+    ).digest()
 
 
 def launched() -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.contract.test_contract import CASES
 from tests.distributed import ranks
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import posterity as po
 
@@ -89,6 +90,13 @@ def test_what_cannot_be_shared_is_named(tmp_path: Path) -> None:
 def test_ranks_without_torch_distributed_are_named() -> None:
     with pytest.raises(po.CompatibilityError, match="start the script with torchrun"):
         po.fit(torch.nn.Linear(3, 5), (ranks.X.float(), ranks.Y), distribute="rows")
+
+
+def test_a_loader_that_gives_a_rank_half_of_the_rows_is_named() -> None:
+    data = TensorDataset(ranks.X.float(), ranks.Y)
+    loader = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    with pytest.raises(po.CompatibilityError, match="would give 1 of 2 parts of the rows"):
+        po.fit(torch.nn.Linear(3, 5), loader)
 
 
 def test_the_command_line_under_torchrun(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def _stacked(states: Sequence[SamplerState]) -> SamplerState:
         step_size=cat([state.step_size for state in states]),
         curvature=cat([state.curvature for state in states]),
         tally=Tally(*(cat(parts) for parts in zip(*(state.tally for state in states)))),
-        trace=first.trace._replace(values=torch.cat([state.trace.values for state in states], dim=1)),
+        trace=first.trace._replace(values=cat([state.trace.values for state in states])),
     )
 
 

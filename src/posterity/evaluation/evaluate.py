@@ -22,6 +22,7 @@ from posterity.evaluation.rows import LEVELS, Rows
 from posterity.evaluation.threshold import best_threshold, effective_reliability
 from posterity.group import ALONE, Group
 from posterity.model import BayesianModel, versions
+from posterity.problem.data import check_whole
 
 __all__ = ["compare", "evaluate"]
 
@@ -156,6 +157,8 @@ def _asked(
         raise DataError(f"levels are fractions between 0 and 1, got {wrong[0]:g}")
     names = None if labels is None else tuple(labels)
     group = Group.current() if distribute else ALONE
+    if distribute:
+        check_whole(data, "evaluation")
     return Asked(
         data, dict(ood or {}), tuple(levels), validation, as_groups(groups), shown_by(show, data), options, names, group
     )

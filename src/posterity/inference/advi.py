@@ -63,6 +63,7 @@ class ADVIDiagonal(AdamNormals):
     """
 
     name: ClassVar[str] = "advi"
+    elementwise: ClassVar[bool] = True
 
     def gradients(
         self, problem: Problem, state: AdamNormalsState, batches: Sequence[Batch], random: Random, t: int

@@ -62,6 +62,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal,)  # those that it can use
     own_draws: ClassVar[bool] = False  # whether ranks that share a step may each draw weights of their own
+    elementwise: ClassVar[bool] = False  # whether every weight is treated apart: ranks may have some rows each
 
     ensemble_name: ClassVar[str] = ""  # what several members are called; "<name>-ensemble" unless set
 

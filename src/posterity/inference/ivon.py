@@ -73,6 +73,7 @@ class IVON(Algorithm):
 
     name: ClassVar[str] = "ivon"
     own_draws: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     learning_rate: Schedule = Cosine(0.1)

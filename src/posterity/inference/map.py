@@ -73,6 +73,7 @@ class MAP(Algorithm):
 
     name: ClassVar[str] = "map"
     ensemble_name: ClassVar[str] = "deep-ensemble"
+    elementwise: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Laplace, ScaleMixture, Flat)
 
     learning_rate: Schedule = Cosine(1e-3)

@@ -77,6 +77,7 @@ class MeanFieldVI(Algorithm):
 
     name: ClassVar[str] = "mean-field"
     own_draws: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     learning_rate: Schedule = Cosine(1e-2)

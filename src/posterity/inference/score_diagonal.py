@@ -107,6 +107,7 @@ class ScoreDiagonal(Algorithm):
 
     name: ClassVar[str] = "score-vi"
     own_draws: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     priors: ClassVar[tuple[type[Prior], ...]] = (Normal, Flat)
 
     update: str | None = None

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
 
-from posterity.errors import DataError
+from posterity.errors import CompatibilityError, DataError
 from posterity.problem.batches import Batch, Reader, check_finite, row_weights, rows_of, tensors_in
 from posterity.random import Random
 
-__all__ = ["Source", "as_inputs", "as_tensor", "pick_rows", "source", "take"]
+__all__ = ["Source", "as_inputs", "as_tensor", "check_whole", "pick_rows", "source", "take"]
 
 BATCH_SIZE = 64
 
@@ -260,6 +260,20 @@ def source(
     if shuffle:
         found.in_order = Source(DataLoader(rows, **options), reader, what)
     return found
+
+
+def check_whole(loader: Any, what: str) -> None:
+    """Raise where a loader gives this rank its part of the rows only, of which nobody else would know.
+
+    Raises:
+        CompatibilityError: it has a `DistributedSampler` of several replicas.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise CompatibilityError(
+            f"the {what} loader has a DistributedSampler, and would give 1 of {sampler.num_replicas} parts of the rows: "
+            "leave it out, distribute= shares the rows of every batch itself"
+        )
 
 
 def _length(data: Any) -> int | None:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.group import Group
+from posterity.errors import CompatibilityError
+from posterity.group import ALONE, Group
 from posterity.problem.info import Info
 from posterity.tree import BUFFER, CHUNK, Tree, clone
 
-__all__ = ["Measured", "in_one", "joined", "over_ranks_", "settled"]
+__all__ = ["Measured", "check_differentiable", "in_one", "joined", "norms", "over_ranks_", "reached_late", "settled"]
 
 
 class Measured(NamedTuple):
@@ -54,21 +55,24 @@ def joined(each: Iterable[Measured], members: int) -> Measured:
 
 @torch.no_grad()
 def settled(
-    found: Measured, buffers: Tree, group: Group, clip: float | None, apart: bool = False
+    found: Measured, buffers: Tree, group: Group, clip: float | None, apart: bool = False, cut: Group = ALONE
 ) -> tuple[Tensor, Tree, Info]:
     """What all ranks found as one, its gradient no longer than `clip`; gradients are written over.
 
     `buffers` [K, ...] are those after the forward: what ranks have of them is averaged, as their rows are. Where the ranks
-    have draws `apart`, gradients stay their own, and are such that their mean over the ranks is that over the rows.
+    have draws `apart`, gradients stay their own, and are such that their mean over the ranks is that over the rows. Each
+    rank of `cut` has its rows of every gradient.
     """
     nll, gradient, rows = found
-    norm = _norms(list(gradient.values())) if apart or group.size == 1 else None
+    norm = norms(list(gradient.values())) if apart or group.size == 1 else None
     if group.size > 1:
         buffers = clone(buffers)
         counts = torch.tensor(rows, dtype=torch.float64, device=nll.device)
         over_ranks_(group, list(gradient.values()), counts, apart)
         group.mean_([nll, *([] if norm is None else [norm]), *buffers.values()], counts)
-    norm = _norms(list(gradient.values())) if norm is None else norm
+    norm = norms(list(gradient.values())) if norm is None else norm
+    if cut.size > 1:
+        norm = cut.sum_(norm.square()).sqrt()
     if clip is not None and bool((over := norm > clip).any()):
         factor = torch.where(over, clip / norm, 1.0)
         for leaf in gradient.values():
@@ -76,6 +80,20 @@ def settled(
     told = nll.float()
     kept = {BUFFER + name: value for name, value in buffers.items()}
     return told, gradient, Info(told, norm, torch.isfinite(nll + norm), kept)
+
+
+def check_differentiable(loss: Tensor) -> None:
+    """Raise CompatibilityError where no trainable weight has a part in the loss."""
+    if not loss.requires_grad:
+        raise CompatibilityError("the loss does not depend on any trainable weight: is the forward under no_grad?")
+
+
+def reached_late(name: str) -> CompatibilityError:
+    """A weight has a gradient that was idle when the problem was probed."""
+    return CompatibilityError(
+        f"{name!r} was taken for unused: none of the first batches reached it, and this one does. Probe with batches that "
+        "reach every weight: larger ones, or shuffled"
+    )
 
 
 def over_ranks_(group: Group, tensors: Sequence[Tensor], rows: Tensor, apart: bool) -> None:
@@ -88,7 +106,7 @@ def over_ranks_(group: Group, tensors: Sequence[Tensor], rows: Tensor, apart: bo
         tensor.mul_(weight.to(tensor).reshape(-1, *[1] * (tensor.dim() - 1)))
 
 
-def _norms(gradient: list[Tensor]) -> Tensor:
+def norms(gradient: list[Tensor]) -> Tensor:
     """[K] Euclidean norms."""
     rows = [leaf.reshape(len(leaf), -1) for leaf in gradient]
     if sum(leaf.numel() for leaf in gradient) <= CHUNK and len({leaf.dtype for leaf in gradient}) == 1:

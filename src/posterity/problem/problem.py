@@ -25,7 +25,15 @@ from posterity.problem.carrier import is_constant, leaves, rebuild
 from posterity.problem.dropout import masks
 from posterity.problem.info import Info
 from posterity.problem.likelihoods import Likelihood, likelihood_from
-from posterity.problem.measured import Measured, in_one, joined, over_ranks_, settled
+from posterity.problem.measured import (
+    Measured,
+    check_differentiable,
+    in_one,
+    joined,
+    over_ranks_,
+    reached_late,
+    settled,
+)
 from posterity.problem.network import Network
 from posterity.problem.noise import ForwardNoise
 from posterity.problem.priors import Prior, prior_from
@@ -155,6 +163,11 @@ class NetworkProblem:
         self.idle: frozenset[str] = frozenset()
         self.prior = prior_from(prior).bind(self.start())
 
+    @property
+    def whole(self) -> NetworkProblem:
+        """The problem of all weights: this one, but where a rank has some of them."""
+        return self
+
     # --- starting points -------------------------------------------------------------------------------------------
 
     def start(self) -> Tree:
@@ -198,10 +211,7 @@ class NetworkProblem:
         plain = {name: leaf.requires_grad_() for name, leaf in leaves(weights(theta)).items()}
 
         def gradient(loss: Tensor) -> list[Tensor | None]:
-            if not loss.requires_grad:
-                raise CompatibilityError(
-                    "the loss does not depend on any trainable weight: is the forward under no_grad?"
-                )
+            check_differentiable(loss)
             return list(torch.autograd.grad(loss, list(plain.values()), allow_unused=True))
 
         found, _ = self._measured(rebuild(plain), pick(theta, BUFFER), batch, random, gradient)
@@ -279,10 +289,7 @@ class NetworkProblem:
                 gradient[name] = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
                 continue
             if name in self.idle:
-                raise CompatibilityError(
-                    f"{name!r} was taken for unused: none of the first batches reached it, and this one does. Probe with "
-                    "batches that reach every weight: larger ones, or shuffled"
-                )
+                raise reached_late(name)
             one = (one if one.layout is torch.strided else one.to_dense()).contiguous()
             gradient[name] = one.clone() if one.data_ptr() in memory else one
             memory.add(one.data_ptr())
@@ -318,6 +325,10 @@ class NetworkProblem:
             rows = torch.tensor([own.rows], dtype=torch.float64, device=self.network.device)
             over_ranks_(self.group, [leaf.unsqueeze(0) for leaf in result.values()], rows, self.drawing.size > 1)
         return result
+
+    def turn(self, index: int, raw: Any) -> Batch | None:
+        """What this rank says of batch `index` when data are gone through without gradients: ranks take turns."""
+        return self.read(raw) if index % self.group.size == self.group.rank else None
 
     def row_log_probs(self, theta: Tree, outputs: Any, targets: Any) -> Tensor:
         """[rows] log p(y | x, theta) in network units, unweighted: validation and Laplace read it."""

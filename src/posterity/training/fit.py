@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,23 +14,20 @@ from torch import nn
 
 from posterity.errors import CompatibilityError, PosterityWarning
 from posterity.group import ALONE
-from posterity.inference.algorithm import Algorithm, Plan
-from posterity.inference.map import MAP
+from posterity.inference.algorithm import Algorithm
 from posterity.model import BayesianModel, load
 from posterity.posterior.storage import CHECKPOINT, load_checkpoint, load_manifest, prepare_folder
-from posterity.problem.batches import Reader
-from posterity.problem.likelihoods import Likelihood, likelihood_from
-from posterity.problem.network import Network
+from posterity.problem.likelihoods import Likelihood
 from posterity.problem.priors import Prior
 from posterity.problem.problem import NetworkProblem
 from posterity.random import Random
-from posterity.training.held_out import sources
 from posterity.training.loop import Budget, Callback, check_settings
-from posterity.training.placement import placed
+from posterity.training.placed import placed
+from posterity.training.prepared import Prepared, built, chosen
 from posterity.training.progress import watching
 from posterity.training.settings import settings_of
 from posterity.training.stages import Stages, manifest_hash
-from posterity.training.survey import Survey, check_held_out, survey
+from posterity.training.survey import Survey
 from posterity.tree import count, weights
 
 __all__ = ["fit"]
@@ -108,8 +104,11 @@ def fit(
         distribute: over the ranks of `torch.distributed`, each of which calls `fit` with the same arguments and gets the
             same model: "rows" (each has a share of every batch) or "members" (each has some members or chains). The seed
             finds what it finds in one process, to rounding; dropout and batch statistics are each rank's own. "draws" is
-            "rows" where every rank draws weights of its own, for variational methods: less noise a step. Rank 0 writes
-            `out`, on a disk that all see. None: this process works alone.
+            "rows" where every rank draws weights of its own, for variational methods: less noise a step. "shards" is for a
+            network that is too large for a rank to train: each has rows of every weight and of its state (FSDP2), and the
+            noise in them is its own; `device` has those, and the fitted posterior, whole, and checkpoints are in the host's
+            memory. For one member of a method that treats weights apart. Rank 0 writes `out`, on a disk that all see.
+            None: this process works alone.
 
     Raises:
         DataError: empty, non-finite or misshapen data; one class; no length and no `data_size`.
@@ -117,9 +116,7 @@ def fit(
         NonFiniteError: the loss stopped being finite.
         StorageError: `out` holds something else.
     """
-    method = method or MAP()
-    if not isinstance(method, Algorithm):
-        raise CompatibilityError(f"method must be an algorithm such as po.MAP(), got {method!r}")
+    method = chosen(method)
     if epochs is not None and steps is not None:
         raise CompatibilityError("give epochs= or steps=, not both")
     counts = {"epochs": epochs, "steps": steps, "patience": patience, "checkpoint_every": checkpoint_every}
@@ -142,33 +139,28 @@ def fit(
     with placement.group.in_turn():
         folder = None if out is None else prepare_folder(out) if placement.writes else Path(out)
 
-    builder, module = _module(network, random)
-    reader = Reader(target, sample_weight if isinstance(sample_weight, str | int) else None)
-    weight = None if isinstance(sample_weight, str | int) else sample_weight
-    training, held_out = sources(data, validation, reader, batch_size, weight, random)
-    net = Network(module, output=output, device=device)
-    least = 2 if net.running_statistics_in_training() else 1
-    weighted = _weighted(likelihood_from(likelihood), class_weight)
-    found = survey(training, weighted, data_size, random.fold("survey"), least)
-    problem = NetworkProblem(
-        net, found.likelihood, prior, data_size=found.data_size, data_weight=data_weight,
-        reader=reader, precision=precision, clip=clip, side_by_side=side_by_side,
+    builder, module = built(network, random)
+    prepared = Prepared(
+        module, data, likelihood, random, validation=validation, batch_size=batch_size, data_size=data_size,
+        class_weight=class_weight, sample_weight=sample_weight, target=target, output=output,
+        device=placement.device(device),
     )  # fmt: skip
-    problem.group = placement.rows
-    if problem.group.size > 1 and net.running_statistics_in_training():
+    found = prepared.found
+    problem = prepared.problem(
+        prior, data_weight=data_weight, precision=precision, clip=clip, side_by_side=side_by_side
+    )
+    problem, placement = placement.problem(problem, device)
+    if problem.group.size > 1 and prepared.network.running_statistics_in_training():
         warnings.warn(
             "every rank normalises its own rows of a batch, so that this is not the fit of one process; that of "
             "distribute='members' is, and that of a network without batch normalisation",
             PosterityWarning,
             stacklevel=2,
         )
-    problem.probe(found.first, random.fold("probe"), more=training.epoch(random.fold("survey")))
-    if held_out is not None:
-        check_held_out(problem, held_out, random.fold("survey"))
+    prepared.probe(problem)
 
-    per_epoch = -(-found.batches // accumulation)
     whole = 10 if epochs is None and steps is None else epochs
-    plan = Plan(found.batch_size * accumulation, steps or per_epoch * (whole or 1), per_epoch)
+    plan = prepared.plan(whole, steps, accumulation)
     stages = method.stages(plan) if start is None else method.stages_from_start(plan)
     for algorithm, _ in stages:
         algorithm.check(problem, found.first)
@@ -181,10 +173,11 @@ def fit(
         if finished is not None:
             return finished
     budget = Budget(whole, accumulation, patience, checkpoint_every, max_failures, None if data_size else found.rows)
-    run = Stages(problem, training, held_out, random, folder, settings, callbacks, placement)
+    run = Stages(problem, prepared.training, prepared.held_out, random, folder, settings, callbacks, placement)
     with watching(progress if placement.writes else False) as watch:
-        watch.say(_headline(problem, method, found))
+        watch.say(_headline(problem.whole, method, found))
         posterior, history, snapshots, writer = run.run(stages, plan, budget, start, builder, resume, watch)
+    problem = problem.whole
     problem.group = problem.drawing = ALONE
     model = BayesianModel(problem, posterior, settings=settings, history=history, snapshots=snapshots)
     if folder is not None and placement.writes:
@@ -192,28 +185,6 @@ def fit(
         (folder / CHECKPOINT).unlink(missing_ok=True)
     placement.group.wait()
     return model
-
-
-def _module(network: Any, random: Random) -> tuple[Callable[[], nn.Module] | None, nn.Module]:
-    if isinstance(network, nn.Module):
-        return None, network
-    if not callable(network):
-        raise CompatibilityError(f"network must be a torch.nn.Module or a function that builds one, got {network!r}")
-    with random.fold("builder").forked(data=True):
-        module = network()
-    return network, module
-
-
-def _weighted(likelihood: Likelihood, class_weight: Any) -> Likelihood:
-    if class_weight is None:
-        return likelihood
-    if not any(field.name == "class_weight" for field in dataclasses.fields(likelihood)):  # type: ignore[arg-type]
-        raise CompatibilityError(f"class_weight= does not go with the {likelihood.name} likelihood")
-    if isinstance(class_weight, torch.Tensor):
-        class_weight = class_weight.tolist()
-    if isinstance(class_weight, Sequence) and not isinstance(class_weight, str):
-        class_weight = tuple(class_weight)
-    return dataclasses.replace(likelihood, class_weight=class_weight)  # type: ignore[type-var]
 
 
 def _headline(problem: NetworkProblem, method: Algorithm, found: Survey) -> str:

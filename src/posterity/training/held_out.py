@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from posterity.errors import DataError
 from posterity.problem.batches import Reader
-from posterity.problem.data import Source, as_inputs, pick_rows, source, take
+from posterity.problem.data import Source, as_inputs, check_whole, pick_rows, source, take
 from posterity.random import Random
 
 __all__ = ["sources"]
@@ -29,6 +29,8 @@ def sources(
     """
     if isinstance(validation, float):
         data, validation, weight = _held_out(data, validation, weight, random)
+    for loader, what in ((data, "training"), (validation, "validation")):
+        check_whole(loader, what)
     training = source(data, reader, "training", batch_size=batch_size, shuffle=True, weight=weight)
     if validation is None:
         return training, None

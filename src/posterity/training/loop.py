@@ -26,7 +26,6 @@ from posterity.problem.batches import Batch
 from posterity.problem.data import Source
 from posterity.problem.problem import Info, NetworkProblem
 from posterity.random import Random
-from posterity.training.checkpoint import flatten
 from posterity.training.placement import HERE, Placement
 from posterity.training.position import Position
 from posterity.training.progress import Watch
@@ -71,12 +70,12 @@ class _Checkpoints:
             return
         if writer is not None:
             writer.flush()
-            position.draws = len(writer)
+            position.draws, position.digest = len(writer), writer.digest
         whole = self.placement.whole_position(position)
-        state = self.placement.joined(state, self.members)
+        flat = self.placement.flat(state, self.members)
         self.last = time.monotonic()
         if self.placement.writes:
-            tensors = {**flatten(state), **self.carried}
+            tensors = {**flat, **self.carried}
             content = {"position": strict_json(vars(whole), null=True), "settings": self.settings}
             save_checkpoint(self.folder, tensors, content)
 
@@ -114,7 +113,8 @@ def run_stage(
     position.consumed = position.consumed or [0] * whole
     checkpoints = _Checkpoints(folder, budget.checkpoint_every, settings, carried or {}, placement, whole)
     algorithm, state = placement.algorithm(algorithm), placement.state(state, whole)
-    position, stream = placement.position(position, whole), placement.random(random, whole)
+    position = placement.position(position, whole)
+    data, stream = placement.data(random, whole), placement.noise(random, whole)
     members = algorithm.members
     history = History(position.history)
     watch.stage(algorithm.name, plan.steps, position.step)
@@ -123,7 +123,7 @@ def run_stage(
     with problem.network.session(train=True):
         while not _done(position, plan, budget):
             fresh = not any(position.consumed)
-            streams = [_stream(problem, source, stream, position, k) for k in range(members)]
+            streams = [_stream(problem, source, data, position, k) for k in range(members)]
             steps_before = position.step
             for batches in _batches(streams, budget.accumulation):
                 state, info = algorithm.step(problem, state, batches, stream)
@@ -243,7 +243,7 @@ def end_epoch(
     steps = position.sums.pop("steps", 0.0)
     row: dict[str, Any] = {"stage": algorithm.name, "epoch": position.epoch, "step": position.step}
     row |= {name: total / steps for name, total in position.sums.items()} if steps else {"nll": float("nan")}
-    row |= algorithm.watch(problem, state)
+    row |= placement.watched(algorithm, problem, state)
     if "kl" in row:
         row["elbo"] = -problem.data_weight * problem.data_size * row["nll"] - row["kl"]
     if validation is not None:
@@ -270,13 +270,12 @@ def validation_nll(problem: NetworkProblem, thetas: Tree, source: Source, random
     with torch.inference_mode(), problem.network.session(train=False):
         for i, batch in enumerate(source.epoch(random.fold("validation"))):
             rows += batch.rows
-            if i % group.size != group.rank:
+            if (own := problem.turn(i, batch)) is None:
                 continue
-            batch = problem.read(batch)
             for k in range(members):
                 theta = member(thetas, k)
-                log_prob = problem.row_log_probs(theta, problem.outputs(theta, batch), batch.targets)
-                total[k] -= log_prob.double().sum().cpu()
+                log_prob = problem.row_log_probs(theta, problem.outputs(theta, own), own.targets)
+                total[k] -= log_prob[: own.rows].double().sum().cpu()
     if rows == 0:
         raise DataError("the validation data has no rows")
     return group.sum_(total.to(problem.network.device)).cpu() / rows

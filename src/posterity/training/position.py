@@ -27,6 +27,7 @@ class Position:
     best: list[float] = field(default_factory=list)  # validation NLL per member
     stale: int = 0  # epochs since any of them fell
     draws: int = 0  # emitted to shards
+    digest: str = ""  # of these draws
     history: list[dict[str, Any]] = field(default_factory=list)
     replaces: str | None = None  # hash of the manifest of the older run that this one will take the place of
 

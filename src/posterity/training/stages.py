@@ -54,12 +54,10 @@ class Stages:
         saved = self._checkpoint() if resume else None
         self.placement.group.wait()  # nobody writes before all have read
         position = saved[1] if saved else Position(replaces=manifest_hash(self.folder))
-        given = member_starts(self.problem, stages[0][0], start, builder, self.random.fold("starts"))
-        where = given[0].theta if isinstance(given[0], Snapshot) else given[0]
-        self.problem.prior = self.problem.prior.bind(where)  # a prior centred at the start means this one
-        starts = left_behind(saved[0]) if saved else []
-        snapshots: list[Tree | Snapshot] = list(starts)
-        starts = starts or given
+        starts = self._given(stages[0][0], start, builder)
+        left = left_behind(saved[0]) if saved else []
+        snapshots: list[Tree | Snapshot] = list(left)
+        starts = left or starts
         writer = None
         state: Any = None
         for index in range(position.stage, len(stages)):
@@ -69,15 +67,18 @@ class Stages:
             state = algorithm.init(self.problem, starts, stream.fold("init"), own_plan)
             if saved is not None:
                 state, saved = restore(state, saved[0]), None
+            handed_on = carried(starts) if index > 0 else None
+            starts = []  # the first are not kept beside the state of a large network
             own_budget = budget if own_plan is plan else _fixed(budget, own_plan)
             emits = algorithm.emit(state) is not None or type(algorithm).emit is not Algorithm.emit
             if emits and (self.folder is None or self.placement.writes):
-                writer = ShardWriter(self.folder or tempfile.mkdtemp(), resume_from=position.draws)
+                folder = self.folder or tempfile.mkdtemp()
+                writer = ShardWriter(folder, resume_from=position.draws, digest=position.digest)
             state, history = run_stage(
                 self.problem, algorithm, own_plan, state, position, self.training, stream, own_budget,
                 validation=self.validation if index == 0 or len(stages) == 1 else None,
                 folder=self.folder, settings=self.settings, writer=writer, watch=watch, callbacks=self.callbacks,
-                carried=carried(starts) if index > 0 else None, placement=self.placement,
+                carried=handed_on, placement=self.placement,
             )  # fmt: skip
             if any(isinstance(one, Snapshot) for one in algorithm.snapshots(state)):
                 snapshots = algorithm.snapshots(state)
@@ -85,7 +86,18 @@ class Stages:
                 starts = algorithm.snapshots(state)
                 position = Position(stage=index + 1, history=list(history), replaces=position.replaces)
         posterior = stages[-1][0].posterior(state, self._shards(writer))
-        return posterior, history, [s for s in snapshots if isinstance(s, Snapshot)], writer
+        del state  # before what is in shards is gathered
+        posterior = self.placement.posterior(posterior)
+        kept = [self.placement.snapshot(one) for one in snapshots if isinstance(one, Snapshot)]
+        return posterior, history, kept, writer
+
+    def _given(self, algorithm: Algorithm, start: Any, builder: Any) -> list[Tree | Snapshot]:
+        """Where the members of the first stage start; a prior centred at the start means this one."""
+        found = member_starts(self.problem.whole, algorithm, start, builder, self.random.fold("starts"))
+        own = [self.placement.start(one) for one in found]
+        for problem, first in ((self.problem.whole, found[0]), (self.problem, own[0])):
+            problem.prior = problem.prior.bind(first.theta if isinstance(first, Snapshot) else first)
+        return own
 
     def _shards(self, writer: ShardWriter | None) -> Streamed | None:
         """The draws on the disk; in a run's folder they are written by one rank and read by all."""
@@ -104,7 +116,7 @@ class Stages:
             return None
         tensors, meta = load_checkpoint(self.folder)
         check_settings(meta["settings"], self.settings, self.folder)
-        return tensors, Position.from_json(meta["position"])
+        return self.placement.restored(tensors), Position.from_json(meta["position"])
 
 
 def _fixed(budget: Budget, plan: Plan) -> Budget:
