@@ -5,22 +5,20 @@ Rank 0 writes what the checks found, by name, as JSON.
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.contract.test_contract import CASES
+from tests.distributed.checks import Check, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
-from posterity.group import Group, torchrun
+from posterity.group import Group
 from posterity.inference.algorithm import Plan
 from posterity.posterior.storage import load_checkpoint
 from posterity.problem.batches import Batch, share
@@ -243,21 +241,11 @@ def words(group: Group, work: Path) -> dict[str, str]:
     return found
 
 
-CHECKS: dict[str, Callable[[Group, Path], Any]] = {
+CHECKS: dict[str, Check] = {
     "rows": rows, "members": members, "many draws": many_draws, "own draws": own_draws, "evaluation": evaluation,
     "restarts": restarts, "statistics": statistics, "words": words,
 }  # fmt: skip
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    work, out, chosen = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CHECKS)
-    with torchrun(timedelta(minutes=3)) as group:
-        found = {name: CHECKS[name](group, work / name) for name in chosen}
-        if group.rank == 0:
-            out.write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    run(CHECKS, "ignore")

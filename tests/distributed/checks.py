@@ -1,0 +1,30 @@
+"""How a rank runs the checks that it is asked for: `torchrun ... FILE WORK OUT [CHECK ...]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posterity.group import Group, torchrun
+
+__all__ = ["Check", "run"]
+
+Check = Callable[[Group, Path], Any]
+
+
+def run(checks: Mapping[str, Check], of_warnings: str) -> None:
+    """Each check in a folder of its own below WORK; rank 0 writes what they found to OUT, by name, as JSON."""
+    torch.set_num_threads(1)
+    warnings.simplefilter(of_warnings)  # type: ignore[arg-type]
+    work, out, chosen = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(checks)
+    with torchrun(timedelta(minutes=3)) as group:
+        found = {name: checks[name](group, work / name) for name in chosen}
+        if group.rank == 0:
+            out.write_text(json.dumps(found))
