@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,3 +29,6 @@ def run(checks: Mapping[str, Check], of_warnings: str) -> None:
         found = {name: checks[name](group, work / name) for name in chosen}
         if group.rank == 0:
             out.write_text(json.dumps(found))
+        group.wait()
+    sys.stderr.flush()
+    os._exit(0)  # threads that torch leaves behind FSDP2 now and then abort the end of an interpreter
