@@ -30,5 +30,5 @@ def run(checks: Mapping[str, Check], of_warnings: str) -> None:
         if group.rank == 0:
             out.write_text(json.dumps(found))
         group.wait()
-    sys.stderr.flush()
-    os._exit(0)  # threads that torch leaves behind FSDP2 now and then abort the end of an interpreter
+        sys.stderr.flush()
+        os._exit(0)  # threads that torch leaves behind FSDP2 now and then abort an interpreter's end
