@@ -12,12 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from posterity.group import Group, torchrun
+from posterity.testing.worlds import Fuse
 
-__all__ = ["Check", "run"]
+__all__ = ["Check", "Failing", "run"]
 
 Check = Callable[[Group, Path], Any]
+
+
+class Failing(TensorDataset):
+    """Fails when so many rows were read; None: never."""
+
+    def __init__(self, most: int | None, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.fuse = Fuse(most)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        self.fuse.burn()
+        return super().__getitem__(index)
 
 
 def run(checks: Mapping[str, Check], of_warnings: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tests.contract.test_contract import CASES
-from tests.distributed.checks import Check, run
+from tests.distributed.checks import Check, Failing, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,7 +24,7 @@ from posterity.posterior.storage import load_checkpoint
 from posterity.problem.batches import Batch, share
 from posterity.testing.resume import all_draws
 from posterity.testing.runs import network_problem
-from posterity.testing.worlds import ROWS, Fuse, Injected, batch_norm_network, inputs, labels, plain_network
+from posterity.testing.worlds import ROWS, Injected, batch_norm_network, inputs, labels, plain_network
 from posterity.training.checkpoint import flatten
 
 X, Y = inputs().double(), labels(inputs())
@@ -35,18 +35,6 @@ def network() -> nn.Module:
 
 
 RESTARTS = [("mean-field", "rows"), ("deep-ensemble", "members"), ("sghmc", "members"), ("laplace-full", "rows")]
-
-
-class Failing(TensorDataset):
-    """Fails when so many rows were read; None: never."""
-
-    def __init__(self, most: int | None) -> None:
-        super().__init__(X, Y)
-        self.fuse = Fuse(most)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        self.fuse.burn()
-        return super().__getitem__(index)
 
 
 class Bilinear(nn.Module):
@@ -76,7 +64,7 @@ def fitted(
     """A short run of a row of the contract's table; of three members where they are to be shared."""
     case = CASES[name]
     method = case.of(3) if three or distribute == "members" else case.algorithm
-    data = DataLoader(loader or Failing(None), batch_size=7, shuffle=True)
+    data = DataLoader(loader or Failing(None, X, Y), batch_size=7, shuffle=True)
     options = {"epochs": 2, "side_by_side": "loop", **options}
     return po.fit(case.network(network()), data, method=method, distribute=distribute, **options)
 
@@ -112,7 +100,7 @@ def stopped(out: Path, distribute: str | None, name: str) -> None:
     own = len(Group.current().share(3)) if distribute == "members" else 3
     survey, step = ROWS, 7 * own
     try:
-        fitted(name, distribute, out=out, checkpoint_every=1, loader=Failing(survey + 2 * step + 1), three=True)
+        fitted(name, distribute, out=out, checkpoint_every=1, loader=Failing(survey + 2 * step + 1, X, Y), three=True)
     except Injected:
         return
     raise AssertionError("the run was not stopped")

@@ -11,10 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from tests.distributed.checks import Check, run
+from tests.distributed.checks import Check, Failing, run
 from tests.distributed.ranks import furthest
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import posterity as po
 from posterity.group import Group
@@ -22,7 +22,7 @@ from posterity.posterior.storage import load_checkpoint
 from posterity.problem.sharded import ShardedProblem
 from posterity.random import Random
 from posterity.testing.resume import all_draws
-from posterity.testing.worlds import Fuse, Injected
+from posterity.testing.worlds import Injected
 from posterity.training import by_shards
 from posterity.tree import Tree, clone, member
 
@@ -93,18 +93,6 @@ class Uncalled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return sum(x @ block[0].weight for block in self.blocks)  # type: ignore[index, misc, return-value]
-
-
-class Failing(TensorDataset):
-    """Fails when so many rows were read; None: never."""
-
-    def __init__(self, most: int | None) -> None:
-        super().__init__(TOKENS, LABELS)
-        self.fuse = Fuse(most)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        self.fuse.burn()
-        return super().__getitem__(index)
 
 
 def built(kind: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -193,7 +181,7 @@ def noisy(group: Group, work: Path) -> dict[str, Any]:
 def stopped(out: Path, distribute: str | None, method: Any) -> None:
     """A run that fails on every rank in its third step and leaves a checkpoint in `out`."""
     survey, probe, step = ROWS, ROWS, 7  # the probe reads on for what reaches the unused weights
-    data = DataLoader(Failing(survey + probe + 2 * step + 1), batch_size=7)
+    data = DataLoader(Failing(survey + probe + 2 * step + 1, TOKENS, LABELS), batch_size=7)
     try:
         fitted(distribute, method, data, out=out, checkpoint_every=1)
     except Injected:
@@ -204,7 +192,7 @@ def stopped(out: Path, distribute: str | None, method: Any) -> None:
 def restarts(group: Group, work: Path) -> dict[str, float]:
     """Runs that were stopped on one or two ranks and go on on two; on one, what two left."""
     found = {}
-    data = DataLoader(Failing(None), batch_size=7)
+    data = DataLoader(Failing(None, TOKENS, LABELS), batch_size=7)
     methods = {"map": po.MAP(), "mean-field": po.MeanFieldVI()}
     for name, before, after in [
         ("map", "shards", "shards"), ("map", None, "shards"), ("map", "shards", None), ("mean-field", "shards", "shards"),
